@@ -1,0 +1,119 @@
+package server
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/binary"
+	"errors"
+	"hash"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// maxDrain is how much of an unread request body is read before a refusal.
+// net/http resets a connection that has bytes unread, and a client that retries
+// takes the reset for a lost answer.
+const maxDrain = 256 << 10
+
+// readBody reads the whole body, at most limit bytes. The error is a
+// [*http.MaxBytesError] if there are more.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+		return nil, nil
+	}
+	if r.ContentLength > limit {
+		return nil, &http.MaxBytesError{Limit: limit}
+	}
+	// A length that is only announced is not believed beyond the first part.
+	buf := make([]byte, 0, max(512, min(r.ContentLength+1, 64<<10)))
+	body := http.MaxBytesReader(w, r.Body, limit)
+	for {
+		n, err := body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return buf, nil
+		case err != nil:
+			return nil, err
+		case len(buf) == cap(buf):
+			buf = append(buf, 0)[:len(buf)]
+		}
+	}
+}
+
+// drain reads some of what the client is still sending.
+func drain(r *http.Request) {
+	if r.Body != nil && r.Body != http.NoBody {
+		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
+	}
+}
+
+// requestBody is a body that was read, to be read again.
+type requestBody struct {
+	data []byte
+	off  int
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	if b.off == len(b.data) {
+		return 0, io.EOF
+	}
+	n := copy(p, b.data[b.off:])
+	b.off += n
+	return n, nil
+}
+
+// WriteTo saves io.Copy its buffer.
+func (b *requestBody) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(b.data[b.off:])
+	b.off += n
+	return int64(n), err
+}
+
+func (b *requestBody) Close() error { return nil }
+
+// hasher is a SHA-256 and room for the short parts of what it hashes.
+type hasher struct {
+	sum hash.Hash
+	buf []byte
+}
+
+var hashers = sync.Pool{New: func() any { return &hasher{sum: sha256.New(), buf: make([]byte, 0, 256)} }}
+
+// fingerprint hashes what the request asks for: method, path, query, media type
+// and body, each preceded by its length. Headers do not count, but for the
+// media type: a retry may come through another proxy or with a fresh token.
+func fingerprint(fp *Fingerprint, r *http.Request, body []byte) {
+	h := hashers.Get().(*hasher) //nolint:errcheck,forcetypeassert // the pool holds nothing else
+	defer hashers.Put(h)
+	h.buf = h.buf[:0]
+	for _, part := range [...]string{r.Method, r.URL.EscapedPath(), r.URL.RawQuery, mediaType(r.Header.Get("Content-Type"))} {
+		h.buf = binary.BigEndian.AppendUint64(h.buf, uint64(len(part)))
+		h.buf = append(h.buf, part...)
+	}
+	h.buf = binary.BigEndian.AppendUint64(h.buf, uint64(len(body)))
+	h.sum.Reset()
+	_, _ = h.sum.Write(h.buf)
+	_, _ = h.sum.Write(body)
+	h.sum.Sum(fp[:0])
+}
+
+// mediaType is the type without its parameters, in lower case.
+func mediaType(contentType string) string {
+	if contentType == "" || contentType == "application/json" {
+		return contentType
+	}
+	if t, _, err := mime.ParseMediaType(contentType); err == nil {
+		return t
+	}
+	t, _, _ := strings.Cut(contentType, ";")
+	return strings.ToLower(strings.TrimSpace(t))
+}
+
+// equal compares in a time that says nothing about where they differ.
+func (fp *Fingerprint) equal(other *Fingerprint) bool {
+	return subtle.ConstantTimeCompare(fp[:], other[:]) == 1
+}

@@ -1,0 +1,79 @@
+package server
+
+import (
+	"net/http"
+	"slices"
+)
+
+// Values that many responses share.
+var (
+	valueTrue     = []string{"true"}
+	valueReplayed = []string{statusReplayed}
+)
+
+// replay hands back the stored result.
+func (c *call) replay(s *stored) {
+	if !s.kept && !s.referenced() {
+		c.refuseNotKept(s)
+		return
+	}
+	h := c.w.Header()
+	for _, line := range s.header {
+		if !s.kept && (line.name == "Etag" || line.name == "Content-Encoding") {
+			continue // they speak of a body that is not there
+		}
+		h[line.name] = line.values
+	}
+	if s.ref.URL != "" {
+		h["Link"] = append(slices.Clip(h["Link"]), "<"+s.ref.URL+`>; rel="latest-version"`)
+	}
+	switch {
+	case s.kept:
+		s.mark(h)
+		if hasBody(s.status) && c.r.Method != http.MethodHead {
+			setLength(h, len(s.body))
+		}
+		c.w.WriteHeader(s.status)
+		if len(s.body) > 0 {
+			_, _ = c.w.Write(s.body) // a client that has left comes again
+		}
+	case c.m.cfg.Rebuild != nil:
+		if !c.rebuild(s) {
+			return
+		}
+	default:
+		s.mark(h)
+		c.w.WriteHeader(s.status)
+	}
+	c.emit(EventReplayed, s.status, nil)
+}
+
+// mark writes the headers that tell a replay from a first answer.
+func (s *stored) mark(h http.Header) {
+	h[headerReplayed] = valueTrue
+	h[headerStatus] = valueReplayed
+	h[headerExecutedAt] = []string{s.executedAt.UTC().Format(http.TimeFormat)}
+}
+
+// rebuild lets the application make the body. It reports whether that worked;
+// if not, the request is answered.
+func (c *call) rebuild(s *stored) bool {
+	rec := &recorder{
+		w: c.w, holdAll: true, head: c.r.Method == http.MethodHead, implied: s.status, before: c.w.Header().Clone(),
+		marks: s.mark,
+	}
+	known := Record{State: Done, Attempt: c.op.attempt}
+	s.fill(&known)
+	err := c.m.cfg.Rebuild(rec, c.again(c.r.Context()), known)
+	rec.close()
+	if err != nil {
+		clear(c.w.Header())
+		c.refuse(EventUnavailable, Problem{
+			Code: codeFailed, Status: http.StatusInternalServerError,
+			Detail: "the request was done, but its answer could not be made again",
+		}, err)
+		return false
+	}
+	rec.send(statusReplayed)
+	return true
+}

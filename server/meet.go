@@ -98,17 +98,15 @@ func (c *call) wait() bool {
 		case <-ended:
 			f.leave()
 			return c.told(&f.out)
-		default:
-		}
-		select {
-		case <-ended:
 		case <-decided:
-			if fp := f.fingerprint(); !fp.equal(&c.fp) {
+			decided = nil
+			switch fp := f.fingerprint(); {
+			case f.over():
+			case !fp.equal(&c.fp):
 				f.leave()
 				c.refuseMismatch()
 				return true
-			}
-			if limit < 0 && !f.over() {
+			case limit < 0:
 				f.leave()
 				c.refuseInProgress(nil)
 				return true

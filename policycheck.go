@@ -1,6 +1,7 @@
 package oncemore
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -23,7 +24,7 @@ type problem struct {
 	text string
 }
 
-func (p *problem) Error() string {
+func (p *problem) String() string {
 	if p.path == "" {
 		return p.text
 	}
@@ -67,7 +68,7 @@ type policyError struct {
 func (e *policyError) Error() string {
 	texts := make([]string, len(e.problems))
 	for i, p := range e.problems {
-		texts[i] = p.Error()
+		texts[i] = p.String()
 	}
 	return "oncemore: " + e.what + ": " + strings.Join(texts, "; ")
 }
@@ -75,7 +76,7 @@ func (e *policyError) Error() string {
 func (e *policyError) Unwrap() []error {
 	errs := make([]error, len(e.problems))
 	for i, p := range e.problems {
-		errs[i] = p
+		errs[i] = errors.New(p.String())
 	}
 	return errs
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // none is how JSON writes a limit that is switched off.
@@ -93,6 +94,10 @@ func (ps *problems) merge(check func(*problems)) {
 // readDocument returns the first JSON value of data, nil if there is none that
 // is well formed.
 func (ps *problems) readDocument(data []byte) json.RawMessage {
+	if !utf8.Valid(data) {
+		ps.add("", "not UTF-8")
+		return nil
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	var doc json.RawMessage
 	if err := dec.Decode(&doc); err != nil {

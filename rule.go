@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // compiledPolicy is a policy as a client uses it: a private copy, checked,
@@ -245,22 +246,27 @@ func methodRank(method string) int {
 	return 0
 }
 
-// checkPatterns adds what is wrong with the patterns of the rules. Each
-// problem names the paths of the rules that it is about.
+// checkPatterns adds what is wrong with the patterns of the rules. A conflict
+// is a problem of the later rule, and names the earlier one.
 func (ps *problems) checkPatterns(rules []Rule) {
 	mux := http.NewServeMux()
+	var formed []int // the rules whose pattern is well formed
+	conflicts := false
 	for i := range rules {
-		path := rulePath(i) + ".match"
 		if text := patternProblem(rules[i].Match); text != "" {
-			ps.add(path, "%s", text)
+			ps.add(rulePath(i)+".match", "%s", text)
 			continue
 		}
-		if register(mux, rules[i].Match) == nil {
-			continue
-		}
-		for j := range i {
+		formed = append(formed, i)
+		conflicts = register(mux, rules[i].Match) != nil || conflicts
+	}
+	if !conflicts {
+		return
+	}
+	for n, i := range formed {
+		for _, j := range formed[:n] {
 			if conflicting(rules[j].Match, rules[i].Match) {
-				ps.add(path, "%q conflicts with %s.match %q: some request matches both, and neither is more specific",
+				ps.add(rulePath(i)+".match", "%q conflicts with %s.match %q: some request matches both, and neither is more specific",
 					rules[i].Match, rulePath(j), rules[j].Match)
 			}
 		}
@@ -276,17 +282,34 @@ func patternProblem(match string) string {
 		return err.Error()
 	}
 	method, host, path := splitMatch(match)
-	switch bare := strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"); {
+	switch {
 	case method != "" && !isMethod(method):
 		return fmt.Sprintf("%q is not a method in upper case", method)
-	case strings.Contains(host, ":") && !bare:
-		return fmt.Sprintf("host %q has a port; a rule is for every port (an IPv6 address goes in brackets)", host)
-	case host != strings.ToLower(host):
-		return fmt.Sprintf("host %q is not in lower case", host)
+	case !isPatternHost(host):
+		return fmt.Sprintf("%q is not a host in lower case, without scheme, port and wildcard (IPv6 in brackets)", host)
 	case path != cleanPath(path):
 		return fmt.Sprintf("path %q can never match; its clean form is %q", path, cleanPath(path))
 	}
 	return ""
+}
+
+// isPatternHost reports whether a request can have this host as hostOnly
+// returns it; "" is any host. A pattern that can never match is a mistake that
+// nothing else would show.
+func isPatternHost(host string) bool {
+	symbols := "-._"
+	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		host, symbols = host[1:len(host)-1], ":."
+		if host == "" {
+			return false
+		}
+	}
+	for _, c := range host {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c < utf8.RuneSelf && !strings.ContainsRune(symbols, c) {
+			return false
+		}
+	}
+	return host == strings.ToLower(host)
 }
 
 // conflicting reports whether http.ServeMux refuses two well-formed patterns

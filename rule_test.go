@@ -1,0 +1,259 @@
+package oncemore
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestRuleMatching(t *testing.T) {
+	t.Parallel()
+	// MaxAttempts tells which rule was used: 100 plus its place.
+	c := compileMatches(t,
+		"pay.example.com/",                    // 0
+		"POST pay.example.com/v1/",            // 1
+		"GET pay.example.com/v1/",             // 2
+		"HEAD pay.example.com/v1/head/",       // 3
+		"POST pay.example.com/v1/{id}",        // 4
+		"POST pay.example.com/v1/refund",      // 5
+		"POST pay.example.com/v1/refund/{$}",  // 6
+		"POST pay.example.com/v1/x/{rest...}", // 7
+		"[2001:db8::1]/",                      // 8
+		"/any/",                               // 9
+		"10.0.0.1/",                           // 10
+		"/a%2Fb/c",                            // 11
+		"DELETE gone.example.com/",            // 12
+	)
+	tests := []struct {
+		method, url string
+		want        int // -1: no rule
+	}{
+		{"POST", "https://pay.example.com/", 0},
+		{"POST", "https://pay.example.com", 0},
+		{"POST", "https://pay.example.com:8443/other", 0},
+		{"POST", "https://PAY.Example.com:8443/v1/a/b/c", 1},
+		{"POST", "https://pay.example.com/v1/", 1},
+		{"PUT", "https://pay.example.com/v1/", 0},
+		{"POST", "https://pay.example.com/v1", 0}, // no redirect is implied
+		{"GET", "https://pay.example.com/v1/a", 2},
+		{"", "https://pay.example.com/v1/a", 2},
+		{"HEAD", "https://pay.example.com/v1/a", 2},
+		{"HEAD", "https://pay.example.com/v1/head/a", 3},
+		{"GET", "https://pay.example.com/v1/head/a", 2},
+		{"POST", "https://pay.example.com/v1/17", 4},
+		{"POST", "https://pay.example.com/v1/refund", 5},
+		{"POST", "https://pay.example.com/v1/%72efund", 5},
+		{"POST", "https://pay.example.com/v1/refund?x=/", 5},
+		{"POST", "https://pay.example.com/v1/refund/", 6},
+		{"POST", "https://pay.example.com/v1/refund/1", 1},
+		{"POST", "https://pay.example.com/v1/x/1/2", 7},
+		{"POST", "https://pay.example.com/v1/x/", 7},
+		{"POST", "https://pay.example.com//v1/./y/../refund", 5},
+		{"POST", "https://pay.example.com/v1/a%2Fb", 4},
+		{"POST", "https://pay.example.com/v1/100%25", 4},
+		{"POST", "https://[2001:DB8::1]:8443/x", 8},
+		{"POST", "https://[2001:db8::1]/x", 8},
+		{"POST", "https://[2001:db8::2]/x", -1},
+		{"POST", "https://elsewhere.example.com/any/", 9},
+		{"POST", "https://elsewhere.example.com/any", -1},
+		{"POST", "https://pay.example.com/any/", 0}, // a host wins over none
+		{"POST", "http://10.0.0.1/", 10},
+		{"POST", "http://x/a%2Fb/c", 11},
+		{"POST", "http://x/a/b/c", -1},
+		{"DELETE", "http://gone.example.com", 12},
+		{"DELETE", "http://gone.example.com//a/../b", 12},
+		{"CONNECT", "http://x/", -1},
+		{"POST", "http://x//a/../b", -1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.method+" "+tt.url, func(t *testing.T) {
+			t.Parallel()
+			u, err := url.Parse(tt.url)
+			require.NoError(t, err)
+			for _, r := range []*http.Request{
+				{Method: tt.method, URL: u},
+				{Method: tt.method, URL: u, Host: u.Host},
+				{Method: tt.method, URL: &url.URL{Scheme: "http", Host: "10.0.0.9", Path: u.Path, RawPath: u.RawPath}, Host: u.Host},
+				{Method: tt.method, URL: &url.URL{Scheme: "http", Host: u.Host, Opaque: "//" + u.Host + u.RequestURI()}},
+			} {
+				assert.Equal(t, tt.want, ruleOf(c, r))
+			}
+		})
+	}
+	assert.Equal(t, -1, ruleOf(c, &http.Request{}), "no URL")
+	assert.Equal(t, -1, ruleOf(c, &http.Request{URL: &url.URL{}}), "an empty URL")
+	assert.Equal(t, 12, ruleOf(c, &http.Request{Method: "DELETE", URL: &url.URL{Path: "*"}, Host: "gone.example.com"}))
+}
+
+// compileMatches returns a policy that has a rule for each pattern, in reverse
+// order so that the order is seen not to matter.
+func compileMatches(t testing.TB, matches ...string) *compiledPolicy {
+	t.Helper()
+	p := &Policy{MaxAttempts: 99}
+	for i := len(matches) - 1; i >= 0; i-- {
+		p.Rules = append(p.Rules, Rule{Match: matches[i], Policy: Policy{MaxAttempts: 100 + i}})
+	}
+	c, err := compilePolicy(p)
+	require.NoError(t, err)
+	return c
+}
+
+func ruleOf(c *compiledPolicy, r *http.Request) int {
+	return c.forRequest(r).MaxAttempts - 100
+}
+
+func TestRulesInheritFromThePolicyOnly(t *testing.T) {
+	t.Parallel()
+	c, err := compilePolicy(&Policy{
+		Name: "shared", MaxAttempts: 7, AttemptTimeout: -1, FinalStatuses: []int{500}, Budget: BudgetPolicy{RetryCost: 1},
+		Rules: []Rule{
+			{Match: "/", Policy: Policy{MaxAttempts: 2, Jitter: JitterNone, KeyMethods: []string{}}},
+			{Match: "/a", Policy: Policy{MaxDelay: 1, FinalStatuses: []int{}, OverallTimeout: -1}},
+		},
+	})
+	require.NoError(t, err)
+	all := c.forRequest(httptest.NewRequest(http.MethodGet, "http://x/b", http.NoBody))
+	a := c.forRequest(httptest.NewRequest(http.MethodGet, "http://x/a", http.NoBody))
+
+	assert.Equal(t, 2, all.MaxAttempts)
+	assert.Equal(t, JitterNone, all.Jitter)
+	assert.Empty(t, all.KeyMethods)
+	assert.Equal(t, []int{500}, all.FinalStatuses)
+
+	want := DefaultPolicy()
+	want.Name, want.MaxAttempts, want.AttemptTimeout, want.Budget.RetryCost = "shared", 7, -1, 1
+	want.MaxDelay, want.FinalStatuses, want.OverallTimeout = 1, []int{}, -1
+	assert.Equal(t, want, a, "nothing of the rule for /")
+}
+
+func TestCompilePolicyCopies(t *testing.T) {
+	t.Parallel()
+	p := everythingSet()
+	p.Rules = append(p.Rules, Rule{Match: "/x", Policy: Policy{FinalStatuses: []int{500}}})
+	c, err := compilePolicy(p)
+	require.NoError(t, err)
+	hash := c.hash
+	assert.Equal(t, p.Hash(), hash)
+
+	p.FinalStatuses[0], p.Rules[1].KeyMethods[0], p.Rules[2].FinalStatuses[0] = 999, "changed", 999
+	p.Rules[0].Match, p.MaxAttempts = "changed", 1000
+	assert.Equal(t, hash, c.policy.Hash())
+	r := httptest.NewRequest(http.MethodGet, "http://h/x", http.NoBody)
+	assert.Equal(t, []int{500}, c.forRequest(r).FinalStatuses)
+	r = httptest.NewRequest(http.MethodPost, "http://pay.example.com/v1/1", http.NoBody)
+	assert.Equal(t, []string{"POST"}, c.forRequest(r).KeyMethods)
+}
+
+func TestCompilePolicy(t *testing.T) {
+	t.Parallel()
+	c, err := compilePolicy(nil)
+	require.NoError(t, err)
+	assert.Equal(t, DefaultPolicy(), c.policy)
+	assert.Equal(t, DefaultPolicy().Hash(), c.hash)
+
+	_, err = compilePolicy(&Policy{Rules: []Rule{{Match: "/{a}"}, {Match: "/{b}"}}})
+	assert.EqualError(t, err, `oncemore: policy: rules[1].match: "/{b}" conflicts with rules[0].match "/{a}": some request matches both, and neither is more specific`)
+}
+
+// The path of every request leads through here.
+func TestForRequestAllocatesNothing(t *testing.T) {
+	r := httptest.NewRequest(http.MethodPost, "http://pay.example.com:8443/v1/charges/17/", http.NoBody)
+	for name, c := range map[string]*compiledPolicy{
+		"no rules":     compileMatches(t),
+		"no rule fits": compileMatches(t, "POST other.example.com/", "GET pay.example.com/v1/", "/v1/charges/{id}", "/v1/{x}/{$}"),
+		"a rule":       compileMatches(t, "pay.example.com/v1/{kind}/{id}/{$}"),
+	} {
+		assert.Zero(t, testing.AllocsPerRun(100, func() { c.forRequest(r) }), name)
+	}
+}
+
+// Where http.ServeMux finds a pattern, so does a policy; where it finds none,
+// or wants to redirect, a policy has no rule, or one that ServeMux finds when it
+// is asked for the clean path.
+func FuzzRuleMatchesAsServeMuxDoes(f *testing.F) {
+	f.Add("POST pay.example.com/v1/\nGET /{id}\n/{a}/{b...}\n/{$}", "POST", "pay.example.com", "/v1/x")
+	f.Add("/a/\n/a/{b}/\n/a/{b}/{$}\n/a/c/{d...}", "GET", "h", "/a/c//d/../e/")
+	f.Add("GET /\nHEAD /x\n/y", "HEAD", "h:80", "/x")
+	f.Add("/%2F/{x}\n/{$}\n/a%20b", "GET", "h", "/%2f/%2F")
+	f.Add("h/{x}/\n/{x...}", "PUT", "H", "")
+	f.Add("[::1]/a\n\tx.y/", "PUT", "[::1]:80", "/a")
+	f.Add("/{\n{}/\nh:1/\n//", "CONNECT", "h", "//a/../b")
+	f.Fuzz(func(t *testing.T, matches, method, host, path string) {
+		p := &Policy{}
+		for i, match := range strings.Split(matches, "\n") {
+			p.Rules = append(p.Rules, Rule{Match: match, Policy: Policy{MaxAttempts: i + 1}})
+		}
+		c, err := compilePolicy(p) // never panics
+		u, urlErr := url.ParseRequestURI("http://h" + path)
+		if err != nil || urlErr != nil {
+			return
+		}
+		u.Host = host
+		r := &http.Request{Method: method, URL: u, Host: host}
+		got := c.forRequest(r).MaxAttempts // never panics
+		if method == "" || method == http.MethodConnect || strings.ToLower(host) != host || strings.ContainsAny(host, "[]:") || r.Host == "" {
+			return // here the two differ, or ServeMux wants its requests prepared
+		}
+		want := DefaultPolicy().MaxAttempts
+		if handler, _ := muxFor(p.Rules).Handler(withPath(r)); handler != nil {
+			switch h := handler.(type) {
+			case ruleHandler:
+				want = int(h)
+			default:
+				if redirects(h, r) {
+					return
+				}
+			}
+		}
+		if got != want {
+			t.Fatalf("%s %s%s: rule %d, ServeMux has %d", method, host, path, got, want)
+		}
+	})
+}
+
+type ruleHandler int
+
+func (ruleHandler) ServeHTTP(http.ResponseWriter, *http.Request) {}
+
+func muxFor(rules []Rule) *http.ServeMux {
+	mux := http.NewServeMux()
+	for _, rule := range rules {
+		mux.Handle(rule.Match, ruleHandler(rule.MaxAttempts))
+	}
+	return mux
+}
+
+// withPath returns r with its path made clean, as ServeMux would have it by a
+// redirect.
+func withPath(r *http.Request) *http.Request {
+	u := *r.URL
+	clean := cleanPath(u.EscapedPath())
+	if path, err := url.PathUnescape(clean); err == nil {
+		u.Path, u.RawPath = path, clean
+	}
+	return &http.Request{Method: r.Method, URL: &u, Host: r.Host}
+}
+
+func redirects(h http.Handler, r *http.Request) bool {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, withPath(r))
+	return w.Code == http.StatusTemporaryRedirect
+}
+
+func BenchmarkForRequest(b *testing.B) {
+	matches := []string{"POST pay.example.com/v1/charges/{id}"}
+	for i := range 50 {
+		matches = append(matches, fmt.Sprintf("POST pay.example.com/v1/thing%d/", i), fmt.Sprintf("host%d.example.com/", i))
+	}
+	c := compileMatches(b, matches...)
+	r := httptest.NewRequest(http.MethodPost, "http://pay.example.com/v1/charges/17", http.NoBody)
+	for b.Loop() {
+		c.forRequest(r)
+	}
+}

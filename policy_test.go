@@ -53,14 +53,14 @@ func TestParsePolicyErrorTexts(t *testing.T) {
 	"attempt_timeout": "10",
 	"rules": [{"match": "/{a}", "jitter": "x"}, {"match": "/{b}"}, {"match": "/{"}, {}]
 } {}`))
-	assert.EqualError(t, err, "oncemore: policy: "+strings.Join([]string{
+	require.EqualError(t, err, "oncemore: policy: "+strings.Join([]string{
 		`line 5, column 3: something follows the policy`,
 		`max_attempts: want a whole number, not a string`,
 		`attempt_timeout: want a duration such as "250ms" or "none", not "10"`,
 		`rules[0].jitter: "x" is none of "full", "equal", "none"`,
+		`rules[1].match: "/{b}" conflicts with rules[0].match "/{a}": some request matches both, and neither is more specific`,
 		`rules[2].match: parsing "/{": at offset 1: bad wildcard segment (must end with '}')`,
 		`rules[3].match: missing; "/" matches every request`,
-		`rules[1].match: "/{b}" conflicts with rules[0].match "/{a}": some request matches both, and neither is more specific`,
 	}, "; "))
 	var list interface{ Unwrap() []error }
 	require.ErrorAs(t, err, &list)
@@ -107,7 +107,7 @@ func TestLoadPolicy(t *testing.T) {
 func TestDefaultPolicy(t *testing.T) {
 	t.Parallel()
 	p := DefaultPolicy()
-	assert.NoError(t, p.Validate())
+	require.NoError(t, p.Validate())
 	assert.Equal(t, &Policy{
 		MaxAttempts: 5, BaseDelay: 200 * time.Millisecond, MaxDelay: 5 * time.Second, Multiplier: 2, Jitter: "full",
 		AttemptTimeout: 10 * time.Second, OverallTimeout: 30 * time.Second, MaxRetryAfter: 60 * time.Second,
@@ -314,10 +314,10 @@ func TestUnmarshal(t *testing.T) {
 	assert.Equal(t, Rule{Match: "/", Policy: Policy{MaxAttempts: 3}}, config.Rule)
 
 	before := config
-	assert.ErrorContains(t, json.Unmarshal([]byte(`{"Retry":{"attempts":2}}`), &config), "attempts: unknown field")
-	assert.ErrorContains(t, json.Unmarshal([]byte(`{"Rule":{"match":"/","budget":{}}}`), &config), "budget: a rule may not set it")
-	assert.ErrorContains(t, json.Unmarshal([]byte(`{"Rule":{"match":"/","jitter":"x"}}`), &config), "jitter: ")
-	assert.ErrorContains(t, json.Unmarshal([]byte(`{"Rule":{"match":"x:1/"}}`), &config), "match: ")
+	require.ErrorContains(t, json.Unmarshal([]byte(`{"Retry":{"attempts":2}}`), &config), "attempts: unknown field")
+	require.ErrorContains(t, json.Unmarshal([]byte(`{"Rule":{"match":"/","budget":{}}}`), &config), "budget: a rule may not set it")
+	require.ErrorContains(t, json.Unmarshal([]byte(`{"Rule":{"match":"/","jitter":"x"}}`), &config), "jitter: ")
+	require.ErrorContains(t, json.Unmarshal([]byte(`{"Rule":{"match":"x:1/"}}`), &config), "match: ")
 	assert.Equal(t, before, config)
 }
 

@@ -41,8 +41,8 @@ func (ps *problems) add(path, format string, args ...any) {
 
 // cover reports whether path, or something that holds it, has a problem
 // already: what could not be read is not judged as well.
-func (ps problems) cover(path string) bool {
-	for _, p := range ps {
+func (ps *problems) cover(path string) bool {
+	for _, p := range *ps {
 		rest, ok := strings.CutPrefix(path, p.path)
 		if ok && p.path != "" && (rest == "" || rest[0] == '.' || rest[0] == '[') {
 			return true
@@ -52,11 +52,11 @@ func (ps problems) cover(path string) bool {
 }
 
 // err returns the problems as one error about what, or nil.
-func (ps problems) err(what string) error {
-	if len(ps) == 0 {
+func (ps *problems) err(what string) error {
+	if len(*ps) == 0 {
 		return nil
 	}
-	return &policyError{what, ps}
+	return &policyError{what, *ps}
 }
 
 // policyError is the error of Validate, ParsePolicy and LoadPolicy.

@@ -113,9 +113,9 @@ func cleanPath(p string) string {
 }
 
 // pattern is a parsed Rule.Match. http.ServeMux judges whether it is well
-// formed and whether two conflict; what a pattern matches is found here,
-// because ServeMux answers a request with redirects where a client wants to
-// know the rule and nothing else.
+// formed; what a pattern matches is found here, because ServeMux answers a
+// request with redirects where a client wants to know the rule and nothing
+// else.
 type pattern struct {
 	method   string // "" is any
 	host     string // "" is any
@@ -246,29 +246,71 @@ func methodRank(method string) int {
 	return 0
 }
 
+// covers reports whether p matches every request that q matches. Their hosts
+// are the same.
+func (p *pattern) covers(q *pattern) bool {
+	if p.method != "" && p.method != q.method && (p.method != http.MethodGet || q.method != http.MethodHead) {
+		return false
+	}
+	for i, s := range p.segments {
+		if i == len(q.segments) {
+			return false
+		}
+		if s.kind == multiSegment {
+			return true
+		}
+		t := q.segments[i]
+		if t.kind > s.kind || s.kind == literalSegment && s != t || s.kind == wildSegment && t.literal == "/" {
+			return false
+		}
+	}
+	return len(p.segments) == len(q.segments)
+}
+
+// meets reports whether some request matches both p and q. Their hosts are the
+// same.
+func (p *pattern) meets(q *pattern) bool {
+	get, head := http.MethodGet, http.MethodHead
+	if p.method != q.method && p.method != "" && q.method != "" &&
+		(p.method != get || q.method != head) && (p.method != head || q.method != get) {
+		return false
+	}
+	for i := range min(len(p.segments), len(q.segments)) {
+		s, t := p.segments[i], q.segments[i]
+		switch {
+		case s.kind == multiSegment || t.kind == multiSegment:
+			return true
+		case s.kind == literalSegment && t.kind == literalSegment && s != t:
+			return false
+		case s.kind != t.kind && (s.literal == "/" || t.literal == "/"):
+			return false
+		}
+	}
+	return len(p.segments) == len(q.segments)
+}
+
+// conflicts reports whether p and q match some request together and neither is
+// more specific, which is when http.ServeMux refuses the two.
+func (p *pattern) conflicts(q *pattern) bool {
+	return p.host == q.host && p.meets(q) && p.covers(q) == q.covers(p)
+}
+
 // checkPatterns adds what is wrong with the patterns of the rules. A conflict
-// is a problem of the later rule, and names the earlier one.
+// is a problem of the later rule, and names the first rule that it is with.
 func (ps *problems) checkPatterns(rules []Rule) {
-	mux := http.NewServeMux()
-	var formed []int // the rules whose pattern is well formed
-	conflicts := false
+	known := make([]*pattern, len(rules)) // nil: not well formed
 	for i := range rules {
-		if text := patternProblem(rules[i].Match); text != "" {
-			ps.add(rulePath(i)+".match", "%s", text)
+		path, match := rulePath(i)+".match", rules[i].Match
+		if text := patternProblem(match); text != "" {
+			ps.add(path, "%s", text)
 			continue
 		}
-		formed = append(formed, i)
-		conflicts = register(mux, rules[i].Match) != nil || conflicts
-	}
-	if !conflicts {
-		return
-	}
-	for n, i := range formed {
-		for _, j := range formed[:n] {
-			if conflicting(rules[j].Match, rules[i].Match) {
-				ps.add(rulePath(i)+".match", "%q conflicts with %s.match %q: some request matches both, and neither is more specific",
-					rules[i].Match, rulePath(j), rules[j].Match)
-			}
+		p := parsePattern(match)
+		known[i] = &p
+		j := slices.IndexFunc(known[:i], func(q *pattern) bool { return q != nil && q.conflicts(&p) })
+		if j >= 0 {
+			ps.add(path, "%q conflicts with %s.match %q: some request matches both, and neither is more specific",
+				match, rulePath(j), rules[j].Match)
 		}
 	}
 }
@@ -278,7 +320,7 @@ func patternProblem(match string) string {
 	if match == "" {
 		return `missing; "/" matches every request`
 	}
-	if err := register(http.NewServeMux(), match); err != nil {
+	if err := wellFormed(match); err != nil {
 		return err.Error()
 	}
 	method, host, path := splitMatch(match)
@@ -312,21 +354,14 @@ func isPatternHost(host string) bool {
 	return host == strings.ToLower(host)
 }
 
-// conflicting reports whether http.ServeMux refuses two well-formed patterns
-// together.
-func conflicting(a, b string) bool {
-	mux := http.NewServeMux()
-	return register(mux, a) == nil && register(mux, b) != nil
-}
-
-// register adds a pattern to mux, and turns the panic with which ServeMux
-// refuses one into an error.
-func register(mux *http.ServeMux, match string) (err error) {
+// wellFormed returns what http.ServeMux says against a pattern, which it says
+// by a panic.
+func wellFormed(match string) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("%v", v)
 		}
 	}()
-	mux.Handle(match, http.NotFoundHandler())
+	http.NewServeMux().Handle(match, http.NotFoundHandler())
 	return nil
 }

@@ -109,7 +109,7 @@ func (s *policySchema) accepts(t *testing.T, schema map[string]any, value any) b
 
 func (s *policySchema) keyword(t *testing.T, schema map[string]any, keyword string, arg, value any) bool {
 	t.Helper()
-	text, isString := value.(string)
+	_, isString := value.(string)
 	number, isNumber := rational(value)
 	object, isObject := value.(map[string]any)
 	array, isArray := value.([]any)
@@ -133,11 +133,11 @@ func (s *policySchema) keyword(t *testing.T, schema map[string]any, keyword stri
 		most, _ := rational(arg)
 		return !isNumber || number.Cmp(most) <= 0
 	case "pattern":
-		return !isString || schemaPattern(t, arg).MatchString(text)
+		return !isString || schemaPattern(t, arg).MatchString(text(t, value))
 	case "items":
 		return !slices.ContainsFunc(array, func(v any) bool { return !s.accepts(t, subschema(t, arg), v) })
 	case "required":
-		return !isObject || !slices.ContainsFunc(list(arg), func(name any) bool { _, ok := object[name.(string)]; return !ok })
+		return !isObject || !slices.ContainsFunc(list(arg), func(name any) bool { return object[text(t, name)] == nil })
 	case "properties":
 		require.Equal(t, false, schema["additionalProperties"])
 		for name, v := range object {
@@ -160,7 +160,7 @@ func (s *policySchema) keyword(t *testing.T, schema map[string]any, keyword stri
 
 func (s *policySchema) definition(t *testing.T, ref any) map[string]any {
 	t.Helper()
-	name, ok := strings.CutPrefix(ref.(string), "#/$defs/")
+	name, ok := strings.CutPrefix(text(t, ref), "#/$defs/")
 	require.True(t, ok)
 	return subschema(t, subschema(t, s.root["$defs"])[name])
 }
@@ -170,6 +170,13 @@ func subschema(t *testing.T, v any) map[string]any {
 	schema, ok := v.(map[string]any)
 	require.True(t, ok, "%v is no schema", v)
 	return schema
+}
+
+func text(t *testing.T, v any) string {
+	t.Helper()
+	s, ok := v.(string)
+	require.True(t, ok, "%v is no string", v)
+	return s
 }
 
 func list(v any) []any {
@@ -199,7 +206,7 @@ func equal(a, b any) bool {
 func schemaPattern(t *testing.T, v any) *regexp.Regexp {
 	t.Helper()
 	escape := regexp.MustCompile(`\\u([0-9a-f]{4})`)
-	return regexp.MustCompile(escape.ReplaceAllStringFunc(v.(string), func(e string) string {
+	return regexp.MustCompile(escape.ReplaceAllStringFunc(text(t, v), func(e string) string {
 		n, err := strconv.ParseUint(e[2:], 16, 32)
 		require.NoError(t, err)
 		return `\x{` + strconv.FormatUint(n, 16) + `}`

@@ -1,0 +1,63 @@
+// Package sqlstore keeps the records of package server in a SQL database:
+// SQLite, PostgreSQL, MySQL or MariaDB. It imports no driver; the caller opens
+// the *sql.DB.
+//
+//	store, err := sqlstore.New(db, sqlstore.Postgres)
+//	if err != nil { ... }
+//	if err := store.Migrate(ctx); err != nil { ... }
+//	go store.RunPurger(ctx, time.Hour)
+//	m, err := server.New(store, server.Config{Scope: tenantOf})
+//
+// # What is promised
+//
+// A claim is decided by the primary key, and is durable when it is reported.
+// Leases and expiry are set and compared by the database's clock. Every change
+// names the token and the generation that it belongs to, so a statement can be
+// sent again after a lost connection, and a process that was taken over changes
+// nothing. A replay writes nothing. Transient errors (deadlocks, serialization
+// failures, lost connections, a busy SQLite) are retried up to five times
+// within ten seconds, and every statement has a deadline of five seconds.
+//
+// Read from the primary only: a replica, or another node of a Galera cluster
+// with wsrep_sync_wait=0, may not have a record yet. A claim is right there too,
+// a Lookup may be late. With asynchronous replication a failover can forget the
+// last commits, of records as of anything else.
+//
+// # SQLite
+//
+// The database is a file on a local disk, in WAL mode, and a transaction takes
+// the writer as it begins. With modernc.org/sqlite:
+//
+//	sql.Open("sqlite", "file:app.db?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)"+
+//		"&_pragma=synchronous(FULL)&_txlock=immediate")
+//
+// and with github.com/mattn/go-sqlite3:
+//
+//	sql.Open("sqlite3", "file:app.db?_busy_timeout=5000&_journal_mode=WAL"+
+//		"&_synchronous=FULL&_txlock=immediate")
+//
+// Migrate checks each of these. synchronous(NORMAL) is faster and survives the
+// death of the process, but not a power cut: the last records may be forgotten.
+// The writes of a Store line up in the process before they reach the database,
+// so use one Store for a file. A handler of WrapTx holds the only writer while
+// it runs: keep it short.
+//
+// # PostgreSQL
+//
+// Any isolation level as the default, any time zone, pgx's stdlib or lib/pq.
+// PgBouncer in transaction mode works: no session state, lock or prepared
+// statement outlives its transaction. The drivers prepare statements of their
+// own accord, and have to be told not to: default_query_exec_mode=exec (or
+// simple_protocol) for pgx, binary_parameters=yes for lib/pq. lib/pq does not
+// return from a query to a server that hangs, so the deadline can't hold there.
+//
+// # MySQL and MariaDB
+//
+// Any isolation level as the default; parseTime, loc, clientFoundRows and
+// interpolateParams as you like. interpolateParams=true saves a round trip for
+// every statement. Autocommit must be on, as it is.
+//
+// WrapTx switches autocommit off for its session, and back on at the end:
+// MariaDB ends a transaction on a deadlock, and a handler that goes on writing
+// would otherwise commit those writes one by one, without their record.
+package sqlstore

@@ -28,12 +28,20 @@ const (
 )
 
 // access is what a call does to the table.
-type access bool
+type access struct {
+	writes bool
+	data   int // bytes that it sends
+}
 
-const (
-	reads  access = false
-	writes access = true
+var (
+	reads  = access{}
+	writes = access{writes: true}
 )
+
+// timeout is the deadline of a try, with a second for every MiB.
+func (a access) timeout() time.Duration {
+	return statementTimeout + time.Duration(a.data)*time.Second>>20
+}
 
 // run runs one call of the store: step, again after a transient error, each
 // time under a deadline. A step may be run again at any point, also after it
@@ -61,13 +69,13 @@ func (s *Store) try(ctx context.Context, a access, step func(context.Context) er
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if a == writes && s.writer != nil {
+	if a.writes && s.writer != nil {
 		if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
 			return err
 		}
 		defer s.writer.unlock()
 	}
-	bounded, cancel := context.WithTimeout(ctx, statementTimeout)
+	bounded, cancel := context.WithTimeout(ctx, a.timeout())
 	defer cancel()
 	err := step(bounded)
 	if err != nil && bounded.Err() != nil && !errors.Is(err, bounded.Err()) {

@@ -143,7 +143,7 @@ func (s *Store) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
 	if t.Ask {
 		text = s.d.sql.ask
 	}
-	return s.change(ctx, "takeover", t.ID, func(r *record) bool {
+	return s.change(ctx, "takeover", writes, t.ID, func(r *record) bool {
 		return r != nil && r.Owner == t.Owner && r.Generation == t.Generation+1 &&
 			r.State != server.Done && (t.Ask || r.State == server.Running)
 	}, text, t.Owner[:], micros(t.Lease), t.ID[:], t.Generation, t.Owner[:])
@@ -151,7 +151,7 @@ func (s *Store) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
 
 // Renew implements [server.Store].
 func (s *Store) Renew(ctx context.Context, h server.Hold, lease time.Duration) (bool, error) {
-	return s.change(ctx, "renew", h.ID, func(r *record) bool {
+	return s.change(ctx, "renew", writes, h.ID, func(r *record) bool {
 		return r != nil && r.heldBy(h) && r.State != server.Done && r.held
 	}, s.d.sql.renew, micros(lease), h.ID[:], h.Owner[:], h.Generation)
 }
@@ -162,7 +162,7 @@ func (s *Store) Complete(ctx context.Context, h server.Hold, r server.Result) (b
 	if err != nil {
 		return false, s.fail(ctx, "complete", err)
 	}
-	return s.change(ctx, "complete", h.ID, completed(h, r),
+	return s.change(ctx, "complete", access{writes: true, data: len(r.Data)}, h.ID, completed(h, r),
 		s.d.sql.complete, append(args, h.ID[:], h.Owner[:], h.Generation)...)
 }
 
@@ -175,7 +175,7 @@ func completed(h server.Hold, r server.Result) func(*record) bool {
 
 // Release implements [server.Store].
 func (s *Store) Release(ctx context.Context, h server.Hold) (bool, error) {
-	return s.change(ctx, "release", h.ID, isGone, s.d.sql.release, h.ID[:], h.Owner[:], h.Generation)
+	return s.change(ctx, "release", writes, h.ID, isGone, s.d.sql.release, h.ID[:], h.Owner[:], h.Generation)
 }
 
 // Settle implements [server.Store].
@@ -184,14 +184,14 @@ func (s *Store) Settle(ctx context.Context, id server.ID, generation int64, r se
 	if err != nil {
 		return false, s.fail(ctx, "settle", err)
 	}
-	return s.change(ctx, "settle", id, func(rec *record) bool {
+	return s.change(ctx, "settle", access{writes: true, data: len(r.Data)}, id, func(rec *record) bool {
 		return rec != nil && rec.Generation == generation+1 && rec.has(r)
 	}, s.d.sql.settle, append(args, id[:], generation)...)
 }
 
 // Forget implements [server.Store].
 func (s *Store) Forget(ctx context.Context, id server.ID) (bool, error) {
-	return s.change(ctx, "forget", id, isGone, s.d.sql.forget, id[:])
+	return s.change(ctx, "forget", writes, id, isGone, s.d.sql.forget, id[:])
 }
 
 func isGone(r *record) bool { return r == nil }
@@ -200,8 +200,8 @@ func isGone(r *record) bool { return r == nil }
 // the statement may have taken effect before, and its reply been lost, or the
 // row may have been so already, which some drivers count as no change. effect
 // says whether the row, nil if there is none, is as the statement leaves it.
-func (s *Store) change(ctx context.Context, call string, id server.ID, effect func(*record) bool, text string, args ...any) (ok bool, err error) {
-	err = s.run(ctx, call, writes, func(ctx context.Context) error {
+func (s *Store) change(ctx context.Context, call string, a access, id server.ID, effect func(*record) bool, text string, args ...any) (ok bool, err error) {
+	err = s.run(ctx, call, a, func(ctx context.Context) error {
 		ok, err = s.changeIn(ctx, s.db, id, effect, text, args...)
 		return err
 	})

@@ -169,7 +169,7 @@ func (t *tx) SQL() *sql.Tx { return t.tx }
 
 // Complete implements [server.Tx].
 func (t *tx) Complete(ctx context.Context, h server.Hold, r server.Result) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, access{data: len(r.Data)}.timeout())
 	defer cancel()
 	ok, err := t.complete(ctx, h, r)
 	if err != nil && (errors.Is(err, sql.ErrTxDone) || t.s.d.classify(err) == aborted) {

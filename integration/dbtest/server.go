@@ -1,0 +1,185 @@
+// Package dbtest starts real database servers for tests: on free loopback
+// ports, in a temporary folder, from the binaries that it finds.
+package dbtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// ErrNoBinary is matched by the error of a start that found no server to start.
+var ErrNoBinary = errors.New("no server binary")
+
+const startTimeout = time.Minute
+
+// Server is a database server of the tests' own.
+type Server struct {
+	Port int
+	Dir  string // data, socket and log
+
+	name    string
+	args    []string
+	account *syscall.Credential // nil: as ourselves
+	cmd     *exec.Cmd
+	exited  chan struct{}
+}
+
+// create makes the server's folder, for the account that it is to run under: a
+// server doesn't start for root.
+func create(name, account string) (*Server, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "oncemore-"+name+"-")
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{Port: port, Dir: dir, name: name}
+	if os.Getuid() != 0 {
+		return s, nil
+	}
+	u, err := user.Lookup(account)
+	if err != nil {
+		return nil, fmt.Errorf("run as root, and there is no account for the server: %w", err)
+	}
+	uid, err := strconv.Atoi(u.Uid)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.Atoi(u.Gid)
+	if err != nil {
+		return nil, err
+	}
+	s.account = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	return s, os.Chown(dir, uid, gid)
+}
+
+// run runs a program that makes the data folder.
+func (s *Server) run(path string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Dir = s.Dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.account}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", path, err, out)
+	}
+	return nil
+}
+
+// Start starts the server, and waits until it takes connections. It may be
+// called again after Stop or Kill: the data is still there.
+func (s *Server) Start() error {
+	log, err := os.OpenFile(filepath.Join(s.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	s.cmd = exec.Command(s.args[0], s.args[1:]...)
+	s.cmd.Dir = s.Dir
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	// The server goes with the tests, however they end. The signal is sent when
+	// the thread ends that started it, so that thread stays.
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.account, Pdeathsig: syscall.SIGKILL}
+	s.exited = make(chan struct{})
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := s.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = s.cmd.Wait()
+		}
+		close(s.exited)
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	return s.wait()
+}
+
+// wait waits for the server to listen.
+func (s *Server) wait() error {
+	end := time.Now().Add(startTimeout)
+	for time.Now().Before(end) {
+		select {
+		case <-s.exited:
+			return fmt.Errorf("%s ended at once:\n%s", s.name, s.log())
+		case <-time.After(50 * time.Millisecond):
+		}
+		conn, err := net.Dial("tcp", s.Addr())
+		if err == nil {
+			return conn.Close()
+		}
+	}
+	return fmt.Errorf("%s takes no connections after %v:\n%s", s.name, startTimeout, s.log())
+}
+
+func (s *Server) log() []byte {
+	log, _ := os.ReadFile(filepath.Join(s.Dir, "log"))
+	return log
+}
+
+// Addr is the address that the server listens on.
+func (s *Server) Addr() string { return "127.0.0.1:" + strconv.Itoa(s.Port) }
+
+// Kill ends the server as a power switch would.
+func (s *Server) Kill() { s.signal(syscall.SIGKILL) }
+
+// Remove ends the server, and removes its data.
+func (s *Server) Remove() error {
+	s.signal(syscall.SIGQUIT)
+	return os.RemoveAll(s.Dir)
+}
+
+// signal ends the server, if it runs.
+func (s *Server) signal(sig syscall.Signal) {
+	if s.exited == nil {
+		return
+	}
+	_ = s.cmd.Process.Signal(sig)
+	select {
+	case <-s.exited:
+	case <-time.After(10 * time.Second):
+		_ = s.cmd.Process.Kill()
+		<-s.exited
+	}
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// find returns the first program that is there. A pattern may have wildcards;
+// of several matches it is the last, which is the newest version.
+func find(patterns ...string) (string, error) {
+	for _, p := range patterns {
+		if filepath.Base(p) == p {
+			if path, err := exec.LookPath(p); err == nil {
+				return path, nil
+			}
+			continue
+		}
+		if paths, _ := filepath.Glob(p); len(paths) > 0 {
+			return paths[len(paths)-1], nil
+		}
+	}
+	return "", fmt.Errorf("%w: looked for %q", ErrNoBinary, patterns)
+}

@@ -108,7 +108,7 @@ tools: $(GOLANGCI) ## Build the pinned tools into bin/
 # goes back to an older commit.
 $(GOLANGCI):
 	@echo "-- building golangci-lint $(GOLANGCI_VERSION) into bin/: some minutes, once"
-	@GOBIN=$(BIN)/build GOFLAGS= $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@GOBIN=$(BIN)/build $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	@mv $(BIN)/build/golangci-lint $@
 
 .PHONY: services

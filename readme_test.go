@@ -1,0 +1,180 @@
+package oncemore_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// What the snippets in the docs take for granted.
+const snippetGlobals = `package snippets
+
+import (
+	"context"
+	"database/sql"
+	"net/http"
+
+	"github.com/oncemore-go/oncemore"
+	"github.com/oncemore-go/oncemore/server"
+)
+
+var (
+	ctx              context.Context
+	db               *sql.DB
+	client           *oncemore.Client
+	store            server.Store
+	cfg              server.Config
+	once             *server.Middleware
+	charge           http.Handler
+	authenticate     func(http.Handler) http.Handler
+	tenantOf         func(*http.Request) (string, error)
+	countUnprotected func(ctx context.Context, scope, userAgent string)
+)
+`
+
+// What a snippet may import, by the name that it uses.
+var snippetImports = map[string]string{
+	"context": "context", "sql": "database/sql", "errors": "errors", "fmt": "fmt", "slog": "log/slog",
+	"http": "net/http", "strings": "strings", "time": "time",
+	"oncemore": module, "server": module + "/server",
+	"sqlstore": module + "/server/sqlstore", "storetest": module + "/server/storetest",
+}
+
+// TestSnippets compiles every block of Go in the README and the docs, as the
+// body of a function. The compiler's errors name the line of the page.
+func TestSnippets(t *testing.T) {
+	t.Parallel()
+	root, err := filepath.Abs(".")
+	require.NoError(t, err)
+	temp := t.TempDir()
+	overlay := map[string]string{} // files that are not there, and where their text is
+	add := func(name, text string) {
+		file := filepath.Join(temp, name)
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		overlay[filepath.Join(root, "internal", "snippets", name)] = file
+	}
+
+	add("globals.go", snippetGlobals)
+	for _, page := range pages(t) {
+		for i, s := range snippets(read(t, page)) {
+			var imports strings.Builder
+			for name, path := range snippetImports {
+				if regexp.MustCompile(`\b` + name + `\.[A-Z]`).MatchString(s.code) {
+					fmt.Fprintf(&imports, "import %q\n", path)
+				}
+			}
+			name := fmt.Sprintf("%s_%d.go", strings.NewReplacer("/", "_", ".", "_").Replace(page), i)
+			add(name, fmt.Sprintf("package snippets\n%s\nfunc _() error {\n//line %s:%d\n%s\nreturn nil\n}\n",
+				imports.String(), filepath.Join(root, page), s.line, s.code))
+		}
+	}
+	require.Greater(t, len(overlay), 2, "no snippets found")
+
+	replace, err := json.Marshal(map[string]any{"Replace": overlay})
+	require.NoError(t, err)
+	list := filepath.Join(temp, "overlay.json")
+	require.NoError(t, os.WriteFile(list, replace, 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", list, "./internal/snippets").CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+}
+
+type snippet struct {
+	line int // of its first line of code
+	code string
+}
+
+func snippets(text string) []snippet {
+	var found []snippet
+	var code []string
+	inside := false
+	for i, line := range strings.Split(text, "\n") {
+		switch {
+		case !inside && line == "```go":
+			inside, code = true, nil
+		case inside && line == "```":
+			inside = false
+			found = append(found, snippet{line: i - len(code) + 1, code: strings.Join(code, "\n")})
+		case inside:
+			code = append(code, line)
+		}
+	}
+	return found
+}
+
+// TestLinks follows every relative link of the README and the docs, to the file
+// and to the heading in it.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([^)#\s]*)(#[^)\s]*)?\)`)
+	for _, page := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(read(t, page), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			target := page
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(page), m[1])
+			}
+			info, err := os.Stat(target)
+			if !assert.NoError(t, err, "%s links to %s", page, m[1]) || info.IsDir() || m[2] == "" {
+				continue
+			}
+			assert.Contains(t, anchors(read(t, target)), m[2][1:], "%s links to %s", page, m[0])
+		}
+	}
+}
+
+// anchors returns the anchors of a page's headings, as the usual renderers make
+// them.
+func anchors(text string) []string {
+	var found []string
+	for line := range strings.Lines(text) {
+		if heading, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && line[0] == '#' {
+			heading = strings.ToLower(strings.TrimSpace(heading))
+			heading = regexp.MustCompile(`[^\p{L}\p{N}\- ]`).ReplaceAllString(heading, "")
+			found = append(found, strings.ReplaceAll(heading, " ", "-"))
+		}
+	}
+	return found
+}
+
+// TestProblemAnchors: the type of a problem document points at a heading that is
+// its code.
+func TestProblemAnchors(t *testing.T) {
+	t.Parallel()
+	codes := []string{
+		"missing", "malformed", "mismatch", "expired", "in-progress", "not-kept",
+		"unknown", "unavailable", "too-large", "scope", "failed",
+	}
+	assert.Equal(t, append([]string{"problems"}, codes...), anchors(read(t, "docs/problems.md")))
+}
+
+// pages lists the README and everything else in Markdown that is published with
+// it.
+func pages(t *testing.T) []string {
+	t.Helper()
+	found := []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+	for _, pattern := range []string{"docs/*.md", "docs/decisions/*.md"} {
+		more, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		require.NotEmpty(t, more)
+		found = slices.Concat(found, more)
+	}
+	return found
+}
+
+func read(t *testing.T, page string) string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	return string(text)
+}

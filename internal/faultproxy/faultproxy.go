@@ -100,6 +100,9 @@ func (p *Proxy) Addr() string { return p.ln.Addr().String() }
 // URL is the same as the base of a URL.
 func (p *Proxy) URL() string { return "http://" + p.Addr() }
 
+// Upstream is the "host:port" that it passes requests on to.
+func (p *Proxy) Upstream() string { return p.upstream }
+
 // Close stops the proxy, breaks every connection, and returns when nothing of
 // it runs any more.
 func (p *Proxy) Close() error {

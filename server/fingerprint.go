@@ -29,7 +29,10 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	}
 	// A length that is only announced is not believed beyond the first part.
 	buf := make([]byte, 0, max(512, min(r.ContentLength+1, 64<<10)))
-	body := http.MaxBytesReader(w, r.Body, limit)
+	body := r.Body
+	if r.ContentLength < 0 { // net/http reads no more than the length, where there is one
+		body = http.MaxBytesReader(w, r.Body, limit)
+	}
 	for {
 		n, err := body.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]

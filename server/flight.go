@@ -52,14 +52,17 @@ type flights struct {
 	byID map[ID]*flight
 }
 
-// join returns the key's flight. lead: it is new, and the caller leads it.
-// Otherwise the caller is one of at most limit waiters; f is nil if they are
-// enough.
-func (fs *flights) join(id ID, limit int) (f *flight, lead bool) {
+// join returns the key's flight. lead: it is new, fresh if that was not used
+// yet, and the caller leads it. Otherwise the caller is one of at most limit
+// waiters; f is nil if they are enough.
+func (fs *flights) join(id ID, limit int, fresh *flight) (f *flight, lead bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if f = fs.byID[id]; f == nil {
-		f = &flight{all: fs, id: id}
+		if f = fresh; f.all != nil {
+			f = new(flight)
+		}
+		f.all, f.id = fs, id
 		fs.byID[id] = f
 		return f, true
 	}
@@ -205,7 +208,7 @@ func (m *Middleware) poll(ctx context.Context, f *flight) {
 		case found && row.State == Done:
 			// Who waited for a run gets its result, however late it is.
 			row.Expired = false
-			f.end(m.outcomeOf(row))
+			f.end(outcomeOf(row, new(stored)))
 			return
 		case !found || !row.Live:
 			f.end(outcome{kind: outRetry})
@@ -231,11 +234,7 @@ func jitter(d time.Duration) time.Duration {
 	return d*3/4 + rand.N(d/2)
 }
 
-// outcomeOf reads a row for those who wait.
-func (m *Middleware) outcomeOf(row Row) outcome {
-	out := outcome{kind: outRow, row: row}
-	if row.State == Done {
-		out.res, out.err = decode(&row)
-	}
-	return out
+// outcomeOf reads a row that is Done into res, for all who want it.
+func outcomeOf(row Row, res *stored) outcome {
+	return outcome{kind: outRow, row: row, res: res, err: res.decode(&row)}
 }

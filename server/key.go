@@ -97,7 +97,7 @@ func keyTime(key string) (t time.Time, ok bool) {
 
 // keyID is the identity of a key in its scope.
 func keyID(scope, key string) ID {
-	buf := make([]byte, 0, 16+len(scope)+len(key))
+	buf := make([]byte, 0, 512) // enough to stay on the stack, mostly
 	buf = binary.BigEndian.AppendUint64(buf, uint64(len(scope)))
 	buf = append(buf, scope...)
 	buf = binary.BigEndian.AppendUint64(buf, uint64(len(key)))
@@ -108,7 +108,7 @@ func keyID(scope, key string) ID {
 // bodyHashID is the identity of a request without a key. The length that no
 // key has keeps it apart from every key's.
 func bodyHashID(scope string, fp Fingerprint) ID {
-	buf := make([]byte, 0, 16+len(scope)+len(fp))
+	buf := make([]byte, 0, 512)
 	buf = binary.BigEndian.AppendUint64(buf, uint64(len(scope)))
 	buf = append(buf, scope...)
 	buf = binary.BigEndian.AppendUint64(buf, ^uint64(0))

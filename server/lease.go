@@ -10,11 +10,8 @@ import (
 // lease keeps a hold alive while its handler runs: it renews it every third of
 // its length. The same timer ends a handler that runs for MaxRun.
 type lease struct {
-	m      *Middleware
-	hold   Hold
+	run    *run
 	renews bool // false: the claim is an open transaction, which needs no lease
-	cancel context.CancelCauseFunc
-	report func(kind EventKind, err error)
 
 	mu       sync.Mutex
 	timer    *time.Timer // nil: not started
@@ -23,16 +20,18 @@ type lease struct {
 	stopped  bool
 }
 
+func (l *lease) cfg() *Config { return &l.run.c.m.cfg }
+
 // start is called once the hold is ours. asked is an instant before the store
 // was asked for it: the lease can't end before asked plus its length.
 func (l *lease) start(asked time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.deadline = asked.Add(l.m.cfg.Lease)
-	l.last = time.Now().Add(l.m.cfg.MaxRun)
-	first := l.m.cfg.MaxRun
+	l.deadline = asked.Add(l.cfg().Lease)
+	l.last = time.Now().Add(l.cfg().MaxRun)
+	first := l.cfg().MaxRun
 	if l.renews {
-		first = min(first, l.m.cfg.Lease/3)
+		first = min(first, l.cfg().Lease/3)
 	}
 	l.timer = time.AfterFunc(first, l.beat)
 }
@@ -48,12 +47,12 @@ func (l *lease) beat() {
 		return
 	case !asked.Before(last):
 		if l.end() {
-			l.cancel(ErrMaxRun)
+			l.run.cancel(ErrMaxRun)
 		}
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(l.m.cfg.Lease/3, minLease))
-	held, err := l.m.store.Renew(ctx, l.hold, l.m.cfg.Lease)
+	ctx, cancel := context.WithTimeout(context.Background(), max(l.cfg().Lease/3, minLease))
+	held, err := l.run.c.m.store.Renew(ctx, l.run.hold, l.cfg().Lease)
 	cancel()
 
 	lost := err == nil && !held
@@ -63,14 +62,14 @@ func (l *lease) beat() {
 	switch {
 	case lost || silent:
 		if l.end() {
-			l.cancel(ErrLeaseLost)
-			l.report(EventLeaseLost, err)
+			l.run.cancel(ErrLeaseLost)
+			l.run.report(EventLeaseLost, err)
 		}
 	case err != nil:
-		l.report(EventStoreFailure, err)
-		l.again(l.m.cfg.Lease/10, deadline)
+		l.run.report(EventStoreFailure, err)
+		l.again(l.cfg().Lease/10, deadline)
 	default:
-		l.again(l.m.cfg.Lease/3, asked.Add(l.m.cfg.Lease))
+		l.again(l.cfg().Lease/3, asked.Add(l.cfg().Lease))
 	}
 }
 

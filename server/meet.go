@@ -20,7 +20,7 @@ func (c *call) meet(row *Row, found bool) bool {
 		c.refuseExpired()
 		return true
 	case row.State == Done:
-		out := c.m.outcomeOf(*row)
+		out := outcomeOf(*row, &c.result)
 		f.end(out)
 		c.answer(&out)
 		return true

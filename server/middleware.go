@@ -88,7 +88,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.unguarded(w, r)
 		return
 	}
-	c := &call{m: g.m, g: g, w: w, r: r}
+	c := newCall(g, w, r)
 	if !c.identify() || !c.take() {
 		return
 	}
@@ -116,6 +116,20 @@ type call struct {
 	start  time.Time // when the key was first asked for
 	waited time.Duration
 	ran    time.Duration
+
+	// What most requests need once is part of them, so that they take few
+	// allocations.
+	own    flight
+	result stored
+	reader requestBody
+	ctx    runContext
+	values [3][1]string
+}
+
+func newCall(g *guard, w http.ResponseWriter, r *http.Request) *call {
+	c := &call{m: g.m, g: g, w: w, r: r}
+	c.ctx = runContext{r.Context(), &c.op}
+	return c
 }
 
 // identify reads scope and key. It reports whether the request goes on.
@@ -174,13 +188,12 @@ func (c *call) identifyKeyless() bool {
 // whether the request goes on.
 func (c *call) take() bool {
 	body, err := readBody(c.w, c.r, c.m.cfg.MaxRequestBody)
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		c.refuseTooLarge(err)
-		return false
-	case err != nil:
-		c.refuseMalformed("the request body could not be read", err)
+	if err != nil {
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			c.refuseTooLarge(err)
+		} else {
+			c.refuseMalformed("the request body could not be read", err)
+		}
 		return false
 	}
 	c.body = body
@@ -195,7 +208,7 @@ func (c *call) take() bool {
 // key as far as it goes. It reports whether the request is answered; if not, it
 // is to wait on the flight.
 func (c *call) lead() bool {
-	f, lead := c.m.flights.join(c.op.id, c.m.cfg.MaxWaiters)
+	f, lead := c.m.flights.join(c.op.id, c.m.cfg.MaxWaiters, &c.own)
 	if f == nil {
 		c.refuseBusy()
 		return true
@@ -262,7 +275,7 @@ func (c *call) won(row *Row) {
 
 // detached is a context with the values of the request that the client's
 // leaving does not end.
-func (c *call) detached() context.Context { return context.WithoutCancel(c.r.Context()) }
+func (c *call) detached() context.Context { return &c.ctx }
 
 // storeFailed answers when the store could not be asked.
 func (c *call) storeFailed(err error) {

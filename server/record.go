@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
+	"slices"
 	"time"
 )
 
@@ -40,6 +40,11 @@ type stored struct {
 	kept       bool // the body was kept; an empty one is
 	ref        resource
 	executedAt time.Time
+
+	// Room for the usual result, so that it is one allocation with the request
+	// that makes or reads it.
+	lines  [6]headerLine
+	values [8]string
 }
 
 // headerLine is a header with its values.
@@ -63,24 +68,15 @@ func (s *stored) referenced() bool {
 	return s.ref != resource{} || s.get("Location") != ""
 }
 
-// storable takes from a header what is kept, in the order of names.
-func storable(h http.Header, names []string) []headerLine {
-	n := 0
-	for _, name := range names {
-		if len(h[name]) > 0 {
-			n++
-		}
+// keep takes a header that is among names.
+func (s *stored) keep(name string, values []string, names []string) {
+	if len(values) == 0 || !slices.Contains(names, name) {
+		return
 	}
-	if n == 0 {
-		return nil
+	if s.header == nil {
+		s.header = s.lines[:0]
 	}
-	lines := make([]headerLine, 0, n)
-	for _, name := range names {
-		if values := h[name]; len(values) > 0 {
-			lines = append(lines, headerLine{name, values})
-		}
-	}
-	return lines
+	s.header = append(s.header, headerLine{name, values})
 }
 
 // The encoding of a result: a version byte, a flags byte, then, each preceded
@@ -147,35 +143,38 @@ func appendString(b []byte, s string) []byte {
 }
 
 // decode reads what encode wrote. The error matches errCorrupt.
-func decode(row *Row) (*stored, error) {
-	s := &stored{status: row.Status, executedAt: row.ExecutedAt}
+func (s *stored) decode(row *Row) error {
+	*s = stored{status: row.Status, executedAt: row.ExecutedAt}
 	d := decoder{data: row.Data}
 	if version := d.byte(); version != codecVersion {
-		return nil, fmt.Errorf("%w: version %d is not known here", errCorrupt, version)
+		return fmt.Errorf("%w: version %d is not known here", errCorrupt, version)
 	}
 	s.kept = d.byte()&flagKept != 0
 	d.text = string(d.data[:min(len(d.data), maxStoredHeaders+2*maxReference+64)]) // one copy that all strings share
 	s.ref.ID = d.string()
 	s.ref.URL = d.string()
 	if n := d.count(); n > 0 {
-		s.header = make([]headerLine, n)
-		values := make([]string, 0, n)
-		for i := range s.header {
+		s.header = s.lines[:0]
+		values := s.values[:0]
+		for range n {
 			name, m := d.string(), d.count()
+			if d.failed {
+				break
+			}
 			from := len(values)
 			for range m {
 				values = append(values, d.string())
 			}
-			s.header[i] = headerLine{name, values[from:len(values):len(values)]}
+			s.header = append(s.header, headerLine{name, values[from:len(values):len(values)]})
 		}
 	}
 	if d.failed || (!s.kept && d.off != len(d.data)) || s.status < 100 || s.status > 999 {
-		return nil, errCorrupt
+		return errCorrupt
 	}
 	if s.kept {
 		s.body = d.data[d.off:]
 	}
-	return s, nil
+	return nil
 }
 
 // decoder walks over an encoded result; after a fault it returns zeros.
@@ -239,8 +238,8 @@ func (row *Row) record() (Record, error) {
 	if row.State != Done {
 		return rec, nil
 	}
-	s, err := decode(row)
-	if err != nil {
+	var s stored
+	if err := s.decode(row); err != nil {
 		return rec, err
 	}
 	s.fill(&rec)
@@ -266,9 +265,6 @@ func (s *stored) fill(rec *Record) {
 func hasBody(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
-
-// setLength writes the length of a body that is known.
-func setLength(h http.Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
 
 // canonical is h with the names of its headers as net/http has them.
 func canonical(h http.Header) http.Header {

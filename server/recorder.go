@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -27,8 +29,10 @@ type recorder struct {
 	mu      sync.Mutex // a handler may leave goroutines behind
 	state   recorderState
 	status  int // 0 until WriteHeader
-	snap    http.Header
-	before  http.Header // what was set outside of the middleware
+	snap    []headerLine
+	lines   [8]headerLine // room for snap
+	length  [1]string     // the value of Content-Length
+	before  http.Header   // what was set outside of the middleware
 	body    []byte
 	closed  bool
 	refused error // the record could not be completed before the bytes were to leave
@@ -64,7 +68,30 @@ func (rec *recorder) writeHeader(status int) {
 		panic("server: invalid WriteHeader status") // as net/http does
 	}
 	rec.status = status
-	rec.snap = rec.w.Header().Clone()
+	rec.snap = rec.lines[:0]
+	for name, values := range rec.w.Header() {
+		rec.snap = append(rec.snap, headerLine{name, values})
+	}
+}
+
+// get returns a header as it was at WriteHeader.
+func (rec *recorder) get(name string) []string {
+	for _, line := range rec.snap {
+		if line.name == name {
+			return line.values
+		}
+	}
+	return nil
+}
+
+// set changes a header as it was at WriteHeader.
+func (rec *recorder) set(name string, values []string) {
+	rec.unset(name)
+	rec.snap = append(rec.snap, headerLine{name, values})
+}
+
+func (rec *recorder) unset(name string) {
+	rec.snap = slices.DeleteFunc(rec.snap, func(line headerLine) bool { return line.name == name })
 }
 
 // Write keeps p back, or passes it on.
@@ -120,13 +147,16 @@ func (rec *recorder) pass() error {
 func (rec *recorder) begin(word string) {
 	h := rec.w.Header()
 	clear(h)
-	maps.Copy(h, rec.snap)
-	for name := range h {
-		if ours(name) {
-			delete(h, name)
+	for _, line := range rec.snap {
+		if !ours(line.name) {
+			h[line.name] = line.values
 		}
 	}
-	if word != "" {
+	switch word {
+	case "":
+	case statusExecuted:
+		h[headerStatus] = valueExecuted
+	default:
 		h[headerStatus] = []string{word}
 	}
 	if rec.marks != nil {
@@ -226,14 +256,17 @@ func (rec *recorder) left() bool { return rec.state != holding }
 
 // result is what is stored of the response.
 func (rec *recorder) result(complete bool) *stored {
-	s := &stored{status: rec.status, header: storable(rec.snap, rec.run.c.m.cfg.ReplayHeaders)}
-	s.ref, _ = rec.run.c.op.reference()
+	c := rec.run.c
+	s := &c.result
+	*s = stored{status: rec.status}
+	for _, line := range rec.snap {
+		s.keep(line.name, line.values, c.m.cfg.ReplayHeaders)
+	}
+	s.ref, _ = c.op.reference()
 	if s.ref == (resource{}) && complete && int64(len(rec.body)) <= rec.limit {
 		s.kept, s.body = true, rec.body
 		if rec.head {
-			if length := rec.snap["Content-Length"]; len(length) > 0 {
-				s.header = append(s.header, headerLine{"Content-Length", length})
-			}
+			s.keep("Content-Length", rec.get("Content-Length"), []string{"Content-Length"})
 		}
 	}
 	if len(rec.body) == 0 && complete {
@@ -248,9 +281,10 @@ func (rec *recorder) send(word string) {
 	switch {
 	case rec.head || !hasBody(rec.status): // Content-Length stays what the handler said
 	case trailers != nil:
-		delete(rec.snap, "Content-Length")
+		rec.unset("Content-Length")
 	default:
-		setLength(rec.snap, len(rec.body))
+		rec.length[0] = strconv.Itoa(len(rec.body))
+		rec.set("Content-Length", rec.length[:])
 	}
 	rec.begin(word)
 	if len(rec.body) > 0 {
@@ -265,10 +299,10 @@ func (rec *recorder) send(word string) {
 // announced any; nil if not. Those that name themselves trailers must be there
 // when the header is written, or net/http leaves them out.
 func (rec *recorder) trailers() http.Header {
-	announced := len(rec.snap["Trailer"]) > 0
+	announced := len(rec.get("Trailer")) > 0
 	for name, values := range rec.w.Header() {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
-			rec.snap[name] = values
+			rec.set(name, values)
 			announced = true
 		}
 	}
@@ -277,7 +311,7 @@ func (rec *recorder) trailers() http.Header {
 	}
 	late := make(http.Header)
 	for name, values := range rec.w.Header() {
-		if _, early := rec.snap[name]; !early {
+		if rec.get(name) == nil {
 			late[name] = values
 		}
 	}

@@ -3,12 +3,14 @@ package server
 import (
 	"net/http"
 	"slices"
+	"strconv"
 )
 
 // Values that many responses share.
 var (
 	valueTrue     = []string{"true"}
 	valueReplayed = []string{statusReplayed}
+	valueExecuted = []string{statusExecuted}
 )
 
 // replay hands back the stored result.
@@ -29,10 +31,7 @@ func (c *call) replay(s *stored) {
 	}
 	switch {
 	case s.kept:
-		s.mark(h)
-		if hasBody(s.status) && c.r.Method != http.MethodHead {
-			setLength(h, len(s.body))
-		}
+		c.markReplay(h, s)
 		c.w.WriteHeader(s.status)
 		if len(s.body) > 0 {
 			_, _ = c.w.Write(s.body) // a client that has left comes again
@@ -46,6 +45,23 @@ func (c *call) replay(s *stored) {
 		c.w.WriteHeader(s.status)
 	}
 	c.emit(EventReplayed, s.status, nil)
+}
+
+// markReplay is mark, with the length of the body where it has one. Both values
+// share what they are written into.
+func (c *call) markReplay(h http.Header, s *stored) {
+	h[headerReplayed] = valueTrue
+	h[headerStatus] = valueReplayed
+	var room [64]byte
+	buf := s.executedAt.UTC().AppendFormat(room[:0], http.TimeFormat)
+	split := len(buf)
+	text := string(strconv.AppendInt(buf, int64(len(s.body)), 10))
+	c.values[0][0] = text[:split]
+	h[headerExecutedAt] = c.values[0][:]
+	if hasBody(s.status) && c.r.Method != http.MethodHead {
+		c.values[1][0] = text[split:]
+		h["Content-Length"] = c.values[1][:]
+	}
 }
 
 // mark writes the headers that tell a replay from a first answer.

@@ -34,11 +34,17 @@ type runContext struct {
 	op *Operation
 }
 
-func (runContext) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (runContext) Done() <-chan struct{}       { return nil }
-func (runContext) Err() error                  { return nil }
+// Deadline is none.
+func (*runContext) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-func (rc runContext) Value(key any) any {
+// Done never is.
+func (*runContext) Done() <-chan struct{} { return nil }
+
+// Err is none.
+func (*runContext) Err() error { return nil }
+
+// Value is that of the request, or the operation.
+func (rc *runContext) Value(key any) any {
 	if key == (operationKey{}) {
 		return rc.op
 	}
@@ -48,8 +54,8 @@ func (rc runContext) Value(key any) any {
 // newRun prepares an execution.
 func (c *call) newRun(hold Hold, fenced bool) *run {
 	r := &run{c: c, hold: hold, fenced: fenced}
-	r.ctx, r.cancel = context.WithCancelCause(runContext{c.r.Context(), &c.op})
-	r.lease = lease{m: c.m, hold: hold, renews: fenced, cancel: r.cancel, report: r.report}
+	r.ctx, r.cancel = context.WithCancelCause(&c.ctx)
+	r.lease.run, r.lease.renews = r, fenced
 	r.rec = recorder{
 		w: c.w, run: r, before: c.w.Header(), limit: c.m.cfg.MaxStoredBody,
 		holdAll: c.g.tx != nil, head: c.r.Method == http.MethodHead, implied: http.StatusOK,
@@ -122,7 +128,8 @@ func (c *call) again(ctx context.Context) *http.Request {
 	req := c.r.WithContext(ctx)
 	req.Body = http.NoBody
 	if len(c.body) > 0 {
-		req.Body = &requestBody{data: c.body}
+		c.reader = requestBody{data: c.body}
+		req.Body = &c.reader
 	}
 	return req
 }
@@ -244,7 +251,7 @@ func (r *run) failed(err error) {
 	if errors.Is(err, errLost) {
 		row, found, lookupErr := c.m.lookup(c.detached(), c.op.id)
 		if lookupErr == nil && found && row.State == Done {
-			out := c.m.outcomeOf(row)
+			out := outcomeOf(row, new(stored))
 			c.answer(&out)
 			return
 		}
@@ -290,11 +297,8 @@ func (r *run) letGo() (unknown bool) {
 // insist repeats a step until it is answered or the lease ends. A step is sent
 // at least once.
 func (c *call) insist(deadline time.Time, step func(context.Context) (bool, error)) (bool, error) {
-	const least = 2 * time.Second
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
-		ctx, cancel := context.WithTimeout(c.detached(), max(time.Until(deadline), least))
-		ok, err := step(ctx)
-		cancel()
+		ok, err := step(c.detached()) // the store bounds it
 		if err == nil || errors.Is(err, ErrTooLarge) {
 			return ok, err
 		}

@@ -42,7 +42,6 @@ func (c *call) leadTx() bool {
 	c.flight.decide(&c.fp)
 	r.tx = tx
 	r.hold = Hold{ID: c.op.id, Owner: c.owner, Generation: row.Generation}
-	r.lease.hold = r.hold
 	if !c.m.runs.enter(r) {
 		r.letGo()
 		c.unavailableInShutdown()
@@ -86,8 +85,7 @@ func (r *run) claimTx() (Tx, Row, bool, error) {
 // not known whether that worked, the key tells.
 func (r *run) commit(res Result) error {
 	c := r.c
-	ctx, cancel := context.WithTimeout(c.detached(), commitTimeout)
-	defer cancel()
+	ctx := c.detached()
 	ok, err := r.tx.Complete(ctx, r.hold, res)
 	switch {
 	case errors.Is(err, ErrTooLarge):
@@ -147,7 +145,7 @@ func (c *call) claimUnknown() error {
 
 // plainTx runs a request that is not guarded in a transaction of its own.
 func (g *guard) plainTx(w http.ResponseWriter, r *http.Request) {
-	c := &call{m: g.m, g: g, w: w, r: r}
+	c := newCall(g, w, r)
 	tx, _, _, err := g.txStore.BeginTx(r.Context(), nil)
 	if err != nil {
 		c.emit(EventStoreFailure, 0, err)

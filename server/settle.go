@@ -59,8 +59,8 @@ func (m *Middleware) Settle(ctx context.Context, scope, key string, r Response) 
 		case row.State == Running && row.Live:
 			return ErrRunning
 		case row.State == Done:
-			old, err := decode(&row)
-			if err != nil {
+			var old stored
+			if err := old.decode(&row); err != nil {
 				return err
 			}
 			if old.kept {
@@ -90,10 +90,11 @@ func (m *Middleware) settlement(r Response) (*stored, error) {
 	case len(r.Body) > 0 && !hasBody(r.Status):
 		return nil, fmt.Errorf("server: Response.Body is not empty, and a response with status %d has none", r.Status)
 	}
-	return &stored{
-		status: r.Status, header: storable(canonical(r.Header), m.cfg.ReplayHeaders),
-		body: r.Body, kept: true, executedAt: time.Now().UTC(),
-	}, nil
+	s := &stored{status: r.Status, body: r.Body, kept: true, executedAt: time.Now().UTC()}
+	for name, values := range canonical(r.Header) {
+		s.keep(name, values, m.cfg.ReplayHeaders)
+	}
+	return s, nil
 }
 
 // Forget removes what is known under a key, so that it runs again when it

@@ -91,7 +91,7 @@ func keyTime(key string) (t time.Time, ok bool) {
 	if _, err := hex.Decode(b[:], digits[:]); err != nil || b[8]&0xc0 != 0x80 {
 		return time.Time{}, false
 	}
-	ms := int64(binary.BigEndian.Uint64(b[:8]) >> 16) //nolint:gosec // 48 bits fit
+	ms := int64(binary.BigEndian.Uint64(b[:8]) >> 16)
 	return time.UnixMilli(ms), true
 }
 

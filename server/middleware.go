@@ -83,6 +83,8 @@ type guard struct {
 
 // ServeHTTP takes a request through its steps: key and scope, body and
 // fingerprint, claim; then it runs, or waits, or is replayed or refused.
+//
+//nolint:contextcheck // a call carries the context of its request
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !slices.Contains(g.m.cfg.Methods, r.Method) {
 		g.unguarded(w, r)

@@ -229,7 +229,7 @@ func TestCases(t *testing.T) {
 			if n.Load() == 1 || r.Header.Get("X-Effect") != "" {
 				panic("boom")
 			}
-			w.WriteHeader(201)
+			w.WriteHeader(http.StatusCreated)
 		}))
 		assert.PanicsWithValue(t, "boom", func() { post(g, "k", "{}") })
 		assert.Equal(t, 201, post(g, "k", "{}").Code)
@@ -291,7 +291,7 @@ func TestHundredArrivalsOneRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			time.Sleep(time.Second)
-			w.WriteHeader(201)
+			w.WriteHeader(http.StatusCreated)
 			_, _ = w.Write([]byte("once"))
 		})
 		g := newMiddleware(t, func(c *server.Config) { c.MaxWaiters = 99 }).Wrap(h)

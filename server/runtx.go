@@ -144,6 +144,8 @@ func (c *call) claimUnknown() error {
 }
 
 // plainTx runs a request that is not guarded in a transaction of its own.
+//
+//nolint:contextcheck // a call carries the context of its request
 func (g *guard) plainTx(w http.ResponseWriter, r *http.Request) {
 	c := newCall(g, w, r)
 	tx, _, _, err := g.txStore.BeginTx(r.Context(), nil)

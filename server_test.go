@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -150,12 +151,14 @@ func TestPairOverAFaultyNetwork(t *testing.T) {
 					for n := range todo {
 						body := fmt.Sprintf("operation %d", n)
 						resp, err := client.Post(network.URL(), "text/plain", strings.NewReader(body))
-						if !assert.NoError(t, err) {
+						if err != nil {
+							t.Error(err)
 							continue
 						}
 						answer, err := io.ReadAll(resp.Body)
-						assert.NoError(t, err)
-						assert.NoError(t, resp.Body.Close())
+						if err = errors.Join(err, resp.Body.Close()); err != nil {
+							t.Error(err)
+						}
 						assert.Equal(t, http.StatusCreated, resp.StatusCode, "%s", answer)
 						assert.Equal(t, "did "+body, string(answer))
 						if oncemore.Replayed(resp) {
@@ -202,16 +205,20 @@ func TestPairHundredArrivals(t *testing.T) {
 		wg.Go(func() {
 			ctx := oncemore.WithKey(t.Context(), key)
 			req, err := http.NewRequestWithContext(ctx, http.MethodPost, api.URL, strings.NewReader("once"))
-			if !assert.NoError(t, err) {
+			if err != nil {
+				t.Error(err)
 				return
 			}
 			resp, err := client.Do(req)
-			if !assert.NoError(t, err) {
+			if err != nil {
+				t.Error(err)
 				return
 			}
 			defer resp.Body.Close()
 			answer, err := io.ReadAll(resp.Body)
-			assert.NoError(t, err)
+			if err != nil {
+				t.Error(err)
+			}
 			assert.Equal(t, http.StatusCreated, resp.StatusCode)
 			assert.Equal(t, "did once", string(answer))
 			assert.Equal(t, key, oncemore.KeyOf(resp))

@@ -36,9 +36,12 @@ func TestBudget(t *testing.T) {
 	assert.Equal(t, 9, b.level(host))
 	b.give(host, 8)
 	assert.Equal(t, 10, b.level(host), "never over capacity")
+	b.take(host, 4)
+	b.give(host, 4)
+	assert.Empty(t, b.hosts, "full hosts are not kept")
 	b.give("unknown:80", 8)
 	assert.Equal(t, 10, b.level("unknown:80"))
-	assert.Empty(t, b.hosts, "full hosts are not kept")
+	assert.Empty(t, b.hosts)
 
 	assert.False(t, b.take(host, 11), "more than there ever is")
 	assert.True(t, b.take(host, 0))

@@ -30,6 +30,8 @@ var policyCorpus = []policyCase{
 	{name: "escaped name", json: `{"max\u005fattempts":2}`},
 	{name: "unicode name", json: `{"name":"Zahlungen – größer als 1.000 €"}`},
 	{name: "large numbers", json: `{"max_attempts":9007199254740992,"multiplier":1e308,"max_buffered_body":9223372036854775807}`},
+	{name: "the least number", json: `{"max_buffered_body":-9223372036854775808}`},
+	{name: "less than that", json: `{"max_buffered_body":-9223372036854775809,"buffer_response":-1e19}`, bad: []string{"buffer_response", "max_buffered_body"}},
 	{name: "a method of one's own", json: `{"key_methods":["M-SEARCH","X1"]}`},
 
 	{name: "null", json: `null`, bad: []string{""}},

@@ -292,7 +292,7 @@ func (ps *problems) readDuration(value json.RawMessage, path string, offable boo
 	return d
 }
 
-// readInt reads a whole number from -limit to limit. 1e3 and 5.0 are whole
+// readInt reads a whole number up to limit. 1e3 and 5.0 are whole
 // numbers too, as JSON Schema has it.
 func (ps *problems) readInt(value json.RawMessage, path string, offable bool, limit int64) int64 {
 	description := "a whole number"
@@ -313,7 +313,7 @@ func (ps *problems) readInt(value json.RawMessage, path string, offable bool, li
 			err = nil
 		}
 	}
-	if err != nil || n > limit || n < -limit {
+	if err != nil || n > limit || n < -limit-1 {
 		ps.add(path, "want %s, not %s", description, value)
 		return 0
 	}

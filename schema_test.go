@@ -212,3 +212,32 @@ func schemaPattern(t *testing.T, v any) *regexp.Regexp {
 		return `\x{` + strconv.FormatUint(n, 16) + `}`
 	}))
 }
+
+// The page about policies shows what is so.
+func TestPolicyPage(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("docs/policy.md")
+	require.NoError(t, err)
+	page := string(data)
+
+	_, rest, found := strings.Cut(page, "```json\n")
+	require.True(t, found)
+	file, _, _ := strings.Cut(rest, "```")
+	_, err = ParsePolicy([]byte(file))
+	require.NoError(t, err)
+
+	_, err = parse([]byte(`{"max_attempts":"4","rules":[{"match":"/","jitter":"some"}]}`), `policy file "policy.json"`)
+	assert.Contains(t, page, "\n"+err.Error()+"\n")
+
+	for _, f := range policyFields {
+		assert.Contains(t, page, "\n| `"+f.name+"` |")
+	}
+	for _, f := range budgetFields {
+		assert.Contains(t, page, "\n| `budget."+f.name+"` |")
+	}
+
+	_, patterns, _ := strings.Cut(page, "| pattern | matches |")
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]*)` \\|").FindAllStringSubmatch(patterns, -1) {
+		assert.NoError(t, (&Policy{Rules: []Rule{{Match: row[1]}}}).Validate())
+	}
+}

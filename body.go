@@ -123,7 +123,7 @@ func (b *requestBody) closeOrig() {
 	b.closed = true
 	b.mu.Unlock()
 	if !closed {
-		b.orig.Close()
+		_ = b.orig.Close()
 	}
 }
 
@@ -220,7 +220,7 @@ type spool struct {
 	length int64
 
 	mu      sync.Mutex
-	buf     []byte        // bytes of src from base on
+	buf     []byte // bytes of src from base on
 	base    int64
 	gone    bool          // it was longer than keep
 	err     error         // how src ended

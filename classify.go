@@ -268,7 +268,7 @@ var (
 		"http2: client conn could not be established",
 		"http2: no cached connection was available",
 		"http2: Transport received Server's graceful shutdown GOAWAY", // our stream came after the last one it took
-		"REFUSED_STREAM", // inside "cannot retry err [...] after Request.Body was written"
+		"REFUSED_STREAM",                                              // inside "cannot retry err [...] after Request.Body was written"
 	}
 	bodyTexts = []string{
 		"with Body length", // "http: ContentLength=5 with Body length 4"

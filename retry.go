@@ -84,14 +84,15 @@ func (h *hop) mayRetry(a *attempt) StopReason {
 
 // stopOf returns the reason to stop after an outcome that is not retried.
 func (h *hop) stopOf(reason Reason) StopReason {
-	switch reason { //nolint:exhaustive // the rest is final
+	switch reason {
 	case ReasonOK:
 		return StopSuccess
 	case ReasonCanceled:
-		h.ended(h.req)
+		_ = h.ended(h.req) // tells which end it was
 		return h.stop
+	default:
+		return StopFinal
 	}
-	return StopFinal
 }
 
 // cost is what a retry after this attempt takes from the budget.
@@ -108,7 +109,7 @@ func (h *hop) cost(a *attempt) int {
 // given up; and one where the first attempt was a success.
 func (h *hop) settle(reason Reason) {
 	budget := h.client.budget
-	switch reason { //nolint:exhaustive // nothing comes back otherwise
+	switch reason {
 	case ReasonOK, ReasonFinalStatus:
 	case ReasonCanceled:
 		if h.stop != StopCanceled {

@@ -107,7 +107,7 @@ func (h *hop) mayStart(a *attempt) error {
 	left := h.deadline.Sub(a.began)
 	if left <= 0 {
 		h.stop = StopDeadline
-		return &timeoutError{a.began.Sub(h.call.began)}
+		return &timeoutError{a.began.Sub(h.began)}
 	}
 	if a.limit == 0 || left <= a.limit {
 		a.limit, a.overall = left, true
@@ -160,7 +160,7 @@ func (a *attempt) prepare(ctx context.Context, h *hop) error {
 	if err := hook(a.req, a.number); err != nil {
 		h.stop = StopHook
 		if a.req.Body != nil {
-			a.req.Body.Close()
+			_ = a.req.Body.Close()
 		}
 		return err
 	}
@@ -191,7 +191,7 @@ func (a *attempt) receive(resp *http.Response, err error) {
 	switch {
 	case err != nil:
 		if resp != nil && resp.Body != nil {
-			resp.Body.Close() // a transport must not return both; the error counts
+			_ = resp.Body.Close() // a transport must not return both; the error counts
 		}
 		if bad, ok := err.(tls.RecordHeaderError); ok && string(bad.RecordHeader[:]) == "HTTP/" { //nolint:errorlint // as net/http looks at it
 			err = http.ErrSchemeMismatch
@@ -213,7 +213,7 @@ func (a *attempt) decide(h *hop) {
 	a.classify(h)
 	if !a.decision.Retry && a.wantsBuffer(h) {
 		if err := a.buffer(); err != nil {
-			a.resp.Body.Close()
+			_ = a.resp.Body.Close()
 			a.resp, a.err = nil, err
 			a.classify(h)
 		}
@@ -221,7 +221,7 @@ func (a *attempt) decide(h *hop) {
 	if a.timer != nil && !a.timer.Stop() {
 		a.timedOut, a.late = true, a.overall
 		if a.resp != nil {
-			a.resp.Body.Close()
+			_ = a.resp.Body.Close()
 			a.resp = nil
 		}
 		a.classify(h)
@@ -248,7 +248,7 @@ func (a *attempt) classify(h *hop) {
 	a.decision = o.decide(h.policy.FinalStatuses)
 	a.err = o.err
 	if a.decision.Reason == ReasonCanceled && a.resp == nil {
-		a.err = withCause(h.call.Context, o.ended)
+		a.err = withCause(h.Context, o.ended)
 	}
 }
 
@@ -280,7 +280,7 @@ func (a *attempt) buffer() error {
 	case int64(n) < r.ContentLength || !errors.Is(err, io.ErrUnexpectedEOF):
 		return err
 	}
-	r.Body.Close()
+	_ = r.Body.Close()
 	a.call.buffered = bufferedBody{}
 	a.call.buffered.Reset(buf[:n])
 	r.Body, a.buffered = &a.call.buffered, true
@@ -353,7 +353,7 @@ func drain(resp *http.Response, read bool) {
 	if !read || resp.Body == http.NoBody || resp.ContentLength > drainBytes {
 		return
 	}
-	slow := time.AfterFunc(drainTime, func() { resp.Body.Close() })
+	slow := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 	defer slow.Stop()
 	_, _ = io.CopyN(io.Discard, resp.Body, drainBytes+1) // a drain that fails loses the connection, not the call
 }

@@ -308,11 +308,10 @@ func (a *attempt) record() Attempt {
 // attempt, and not before.
 func (a *attempt) hand() *http.Response {
 	r, c := a.resp, a.call
-	if callOf(r) != c || r.Request == a.req {
+	if callOf(r) == c && r.Request.URL != c.req.URL {
+		r.Request = r.Request.WithContext(c) // what a hook or the transport has made of it
+	} else {
 		r.Request = c.req
-		if c.client.beforeAttempt != nil {
-			r.Request = a.req.WithContext(c) // with what the hook has added
-		}
 	}
 	switch {
 	case a.buffered, r.Body == http.NoBody && !a.withBody:

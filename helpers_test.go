@@ -207,9 +207,11 @@ func inBubble(t *testing.T, cfg Config, newScript func() *script, test func(*tes
 					cfg.HTTPClient = &hc
 					c, err := New(cfg)
 					require.NoError(t, err)
+					defer func() { // the bubble ends only with them
+						tr.CloseIdleConnections()
+						_ = srv.Close()
+					}()
 					test(t, formOf(c, form, memhttp.URL, http2), s)
-					tr.CloseIdleConnections()
-					require.NoError(t, srv.Close())
 				})
 			})
 		}

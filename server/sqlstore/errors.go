@@ -39,9 +39,11 @@ var (
 	errTooMany = errors.New("more bytes than a row can hold")
 )
 
-// kindOf classifies an error of any dialect.
+// classify says what kind of error it is.
 func (d *dialect) classify(err error) kind {
 	switch {
+	case err == nil:
+		return other
 	case errors.Is(err, errAgain):
 		return transient
 	case errors.Is(err, errWriterBusy):
@@ -128,7 +130,7 @@ func mysqlKind(err error) kind {
 }
 
 // sqliteKind knows modernc.org/sqlite by its method Code() int, and
-// mattn/go-sqlite3 by its fields Code and ExtendedCode. Other drivers' errors
+// mattn/go-sqlite3 by its field Code. Other drivers' errors
 // that say they are Temporary are taken for BUSY.
 func sqliteKind(err error) kind {
 	type coder interface {
@@ -153,10 +155,9 @@ func sqliteKind(err error) kind {
 		}
 	}
 	switch code & 0xff { // an extended code has the plain one in its low byte
-	case 5, 6: // BUSY, with BUSY_RECOVERY 261 and BUSY_SNAPSHOT 517; LOCKED
-		if code == 5 {
-			return locked
-		}
+	case 5: // BUSY, with BUSY_RECOVERY 261 and BUSY_SNAPSHOT 517
+		return locked
+	case 6: // LOCKED
 		return transient
 	case 8: // READONLY
 		return readOnly

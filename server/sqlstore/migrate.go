@@ -16,6 +16,8 @@ import (
 // the comment of the table, which is part of the one statement that makes it.
 const schemaVersion = 1
 
+var errReadOnly = errors.New("the database is read-only, and a claim has to be written: use the primary")
+
 var versionText = regexp.MustCompile(`oncemore schema (\d+)`)
 
 // Migrate makes the table oncemore_keys where it is missing, and otherwise
@@ -56,7 +58,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 
 func (s *Store) failMigrate(ctx context.Context, err error) error {
 	if err != nil && s.d.classify(err) == readOnly {
-		return fmt.Errorf("sqlstore: migrate: the database is read-only, and a claim has to be written: use the primary: %w", err)
+		return fmt.Errorf("sqlstore: migrate: %w: %w", errReadOnly, err)
 	}
 	return s.fail(ctx, "migrate", err)
 }
@@ -123,7 +125,7 @@ func (s *Store) makeTable(ctx context.Context) error {
 func (s *Store) checkPostgres(ctx context.Context) error {
 	value, err := s.setting(ctx, s.db, `SELECT current_setting('transaction_read_only')`)
 	if err == nil && value != "off" {
-		return errors.New("the database is read-only (transaction_read_only is on), and a claim has to be written: use the primary")
+		return fmt.Errorf("%w (transaction_read_only is %s)", errReadOnly, value)
 	}
 	return err
 }
@@ -131,7 +133,7 @@ func (s *Store) checkPostgres(ctx context.Context) error {
 func (s *Store) checkMySQL(ctx context.Context) error {
 	value, err := s.setting(ctx, s.db, `SELECT @@GLOBAL.read_only`)
 	if err == nil && value != "0" && !strings.EqualFold(value, "OFF") {
-		return errors.New("the database is read-only (read_only is " + value + "), and a claim has to be written: use the primary")
+		return fmt.Errorf("%w (read_only is %s)", errReadOnly, value)
 	}
 	if err != nil {
 		return err

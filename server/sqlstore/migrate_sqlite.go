@@ -18,6 +18,13 @@ func (s *Store) checkSQLite(ctx context.Context) error {
 	}
 	defer func() { _ = conn.Close() }()
 
+	readOnly, err := s.number(ctx, conn, `PRAGMA query_only`)
+	if err != nil {
+		return err
+	}
+	if readOnly != 0 {
+		return errReadOnly
+	}
 	mode, err := s.setting(ctx, conn, `PRAGMA journal_mode`)
 	if err != nil {
 		return err
@@ -44,13 +51,8 @@ func (s *Store) checkSQLite(ctx context.Context) error {
 }
 
 // checkImmediate begins a transaction, which is to hold the writer from then
-// on, and tries for the writer on a second connection. With one connection in
-// the pool that can't be seen, and matters less: nobody in this process can be
-// in between.
+// on, and asks whether it can write at all.
 func (s *Store) checkImmediate(ctx context.Context, conn *sql.Conn) error {
-	if s.db.Stats().MaxOpenConnections == 1 {
-		return nil
-	}
 	if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
 		return err
 	}
@@ -60,23 +62,41 @@ func (s *Store) checkImmediate(ctx context.Context, conn *sql.Conn) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	second, err := s.db.Conn(ctx)
+	immediate, err := s.holdsWriter(ctx)
 	if err != nil {
 		return err
+	}
+	// A database that can't be written is begun on without an error.
+	if _, err := tx.ExecContext(ctx, `CREATE TABLE oncemore_probe (x)`); err != nil {
+		return err
+	}
+	if !immediate {
+		return errors.New("a transaction does not take the writer as it begins, and fails when it writes later: add _txlock=immediate to the DSN")
+	}
+	return nil
+}
+
+// holdsWriter reports whether a second connection is refused the writer. With
+// one connection in the pool that can't be seen, and matters less: nobody in
+// this process can come in between.
+func (s *Store) holdsWriter(ctx context.Context) (bool, error) {
+	if s.db.Stats().MaxOpenConnections == 1 {
+		return true, nil
+	}
+	second, err := s.db.Conn(ctx)
+	if err != nil {
+		return false, err
 	}
 	// Its busy timeout is changed: it does not go back to the pool.
 	defer discard(second)
 	if _, err := second.ExecContext(ctx, `PRAGMA busy_timeout = 0`); err != nil {
-		return err
+		return false, err
 	}
 	_, err = second.ExecContext(ctx, `BEGIN IMMEDIATE`)
-	switch {
-	case err == nil:
-		return errors.New("a transaction does not take the writer as it begins, and fails when it writes later: add _txlock=immediate to the DSN")
-	case s.d.classify(err) == locked:
-		return nil
+	if s.d.classify(err) == locked {
+		return true, nil
 	}
-	return err
+	return false, err
 }
 
 // number reads one number.

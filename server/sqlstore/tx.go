@@ -12,13 +12,14 @@ import (
 	"github.com/oncemore-go/oncemore/server"
 )
 
-// Tx is a transaction of [Store.BeginTx].
+// tx is a transaction of [Store.BeginTx].
 type tx struct {
 	s      *Store
 	tx     *sql.Tx
-	conn   *sql.Conn // MySQL: its session is put back at the end
+	conn   *sql.Conn       // MySQL: its session is put back at the end
+	values context.Context // what BeginTx was given, without its end: for cleaning up
 	cancel context.CancelFunc
-	unbind func() bool // from the end of the context
+	unbind func() bool // from the end of that context
 	end    sync.Once
 	// marked: a savepoint tells whether this is still the same transaction.
 	marked bool
@@ -93,7 +94,7 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	t := &tx{s: s}
+	t := &tx{s: s, values: context.WithoutCancel(ctx)}
 	if s.writer != nil {
 		if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
 			return nil, err
@@ -232,7 +233,7 @@ func (t *tx) finish(ended bool) {
 			t.unbind()
 		}
 		if t.conn != nil {
-			closeSession(t.conn, ended)
+			closeSession(t.values, t.conn, ended)
 		}
 		if t.s.writer != nil {
 			t.s.writer.unlock()
@@ -269,8 +270,8 @@ func (s *Store) session(ctx context.Context) (*sql.Conn, error) {
 // closeSession puts the session back as it was, and gives it back. Switching
 // autocommit on commits what is open, so a transaction whose end is not
 // confirmed is rolled back first.
-func closeSession(conn *sql.Conn, ended bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), statementTimeout)
+func closeSession(ctx context.Context, conn *sql.Conn, ended bool) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	var err error
 	if !ended {

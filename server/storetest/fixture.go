@@ -17,7 +17,17 @@ const patience = 20 * time.Second
 // fixture is a store under test, and words for what is asked of it.
 type fixture struct {
 	*testing.T
-	store server.Store
+	store  server.Store
+	txs    server.TxStore // nil if the store is none
+	purger purger         // nil if the store has no Purge
+}
+
+func newFixture(t *testing.T, store server.Store) *fixture {
+	t.Helper()
+	f := &fixture{T: t, store: store}
+	f.txs, _ = store.(server.TxStore)
+	f.purger, _ = store.(purger)
+	return f
 }
 
 // newClaim is a claim of an identity that nobody else uses, for long.

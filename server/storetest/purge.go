@@ -44,7 +44,7 @@ var purgeSpecs = []spec{
 		}
 		pause(f.Context(), 20*time.Millisecond)
 
-		n, err := f.store.(purger).Purge(f.Context())
+		n, err := f.purger.Purge(f.Context())
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -68,7 +68,7 @@ var purgeSpecs = []spec{
 		for range 2 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					if _, err := f.store.(purger).Purge(ctx); err != nil && ctx.Err() == nil {
+					if _, err := f.purger.Purge(ctx); err != nil && ctx.Err() == nil {
 						f.Errorf("purge: %v", err)
 						return
 					}
@@ -87,7 +87,7 @@ var purgeSpecs = []spec{
 	{"purge/a cancelled context ends it", func(f *fixture) {
 		ctx, cancel := context.WithCancel(f.Context())
 		cancel()
-		if _, err := f.store.(purger).Purge(ctx); err == nil {
+		if _, err := f.purger.Purge(ctx); err == nil {
 			f.Error("want an error")
 		}
 	}},

@@ -28,7 +28,7 @@ func Run(t *testing.T, open func(testing.TB) server.Store) {
 	run := func(specs []spec) {
 		for _, s := range specs {
 			t.Run(s.name, func(t *testing.T) {
-				s.test(&fixture{T: t, store: open(t)})
+				s.test(newFixture(t, open(t)))
 			})
 		}
 	}
@@ -39,11 +39,11 @@ func Run(t *testing.T, open func(testing.TB) server.Store) {
 	run(settleSpecs)
 	run(valueSpecs)
 
-	probe := open(t)
-	if _, ok := probe.(purger); ok {
+	probe := newFixture(t, open(t))
+	if probe.purger != nil {
 		run(purgeSpecs)
 	}
-	if _, ok := probe.(server.TxStore); ok {
+	if probe.txs != nil {
 		run(txSpecs)
 	}
 }

@@ -21,7 +21,7 @@ type begun struct {
 // begin begins a transaction with a claim.
 func (f *fixture) begin(ctx context.Context, c server.Claim) begun {
 	var b begun
-	b.tx, b.row, b.found, b.err = f.store.(server.TxStore).BeginTx(ctx, &c)
+	b.tx, b.row, b.found, b.err = f.txs.BeginTx(ctx, &c)
 	return b
 }
 
@@ -323,7 +323,7 @@ var txSpecs = []spec{
 	}},
 
 	{"tx/without a claim it is a plain transaction", func(f *fixture) {
-		tx, _, _, err := f.store.(server.TxStore).BeginTx(f.Context(), nil)
+		tx, _, _, err := f.txs.BeginTx(f.Context(), nil)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -338,11 +338,10 @@ var txSpecs = []spec{
 		}
 	}},
 	{"tx/a claim made before is completed in a plain transaction", func(f *fixture) {
-		ts := f.store.(server.TxStore)
 		for _, commit := range []bool{false, true} {
 			c := newClaim()
 			h := f.win(c)
-			tx, _, _, err := ts.BeginTx(f.Context(), nil)
+			tx, _, _, err := f.txs.BeginTx(f.Context(), nil)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -365,7 +364,7 @@ var txSpecs = []spec{
 	{"tx/a claim that was taken over is not completed in a plain transaction", func(f *fixture) {
 		c := f.dead()
 		f.yes(f.store.Takeover(f.Context(), takeover(c.ID)))
-		tx, _, _, err := f.store.(server.TxStore).BeginTx(f.Context(), nil)
+		tx, _, _, err := f.txs.BeginTx(f.Context(), nil)
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -1,0 +1,126 @@
+package sqlstore_test
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemore-go/oncemore/internal/sqlitetest"
+)
+
+// fill inserts n rows of a state whose purge time is seconds from now.
+func fill(t *testing.T, db *sql.DB, n, state, seconds int) {
+	t.Helper()
+	_, err := db.ExecContext(t.Context(), `WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < ?)
+INSERT INTO oncemore_keys (id, fingerprint, owner, origin, generation, attempt, state, status, lease_until, created_at, expires_at, purge_at, scope, method, route)
+SELECT randomblob(32), zeroblob(32), zeroblob(16), zeroblob(16), 1, 1, ?, 0, 0, 0, 0, (unixepoch() + ?) * 1000000, '', '', '' FROM n`, n, state, seconds)
+	require.NoError(t, err)
+}
+
+func count(t *testing.T, db *sql.DB) (n int) {
+	t.Helper()
+	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM oncemore_keys").Scan(&n))
+	return n
+}
+
+func TestPurgeTakesAllInBatches(t *testing.T) {
+	t.Parallel()
+	db := sqlitetest.Open(t)
+	s := migrated(t, db)
+	fill(t, db, 600, 2, -1)
+	fill(t, db, 20, 1, -1)
+	fill(t, db, 30, 3, -1)
+	fill(t, db, 40, 2, 3600)
+	fill(t, db, 50, 3, 3600)
+	n, err := s.Purge(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 600, n)
+	assert.Equal(t, 140, count(t, db))
+	n, err = s.Unsettled(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 50, n, "running and unknown rows that are past their time")
+}
+
+func TestPurgeUsesItsIndex(t *testing.T) {
+	t.Parallel()
+	db := sqlitetest.Open(t)
+	migrated(t, db)
+	rows, err := db.QueryContext(t.Context(), `EXPLAIN QUERY PLAN SELECT rowid FROM oncemore_keys
+ WHERE purge_at <= 1 AND state = 2 ORDER BY purge_at LIMIT 250`)
+	require.NoError(t, err)
+	defer func() { _ = rows.Close() }()
+	var plan strings.Builder
+	for rows.Next() {
+		var a, b, c int
+		var detail string
+		require.NoError(t, rows.Scan(&a, &b, &c, &detail))
+		plan.WriteString(detail)
+	}
+	require.NoError(t, rows.Err())
+	assert.Contains(t, plan.String(), "USING INDEX oncemore_keys_purge_at")
+	assert.NotContains(t, plan.String(), "TEMP B-TREE")
+}
+
+func TestRunPurgerRunsUntilTheContextEnds(t *testing.T) {
+	t.Parallel()
+	db := sqlitetest.Open(t)
+	s := migrated(t, db)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	for range 2 { // several processes may
+		go func() { ended <- s.RunPurger(ctx, 10*time.Millisecond) }()
+	}
+	for range 3 {
+		fill(t, db, 300, 2, -1)
+		require.Eventually(t, func() bool { return count(t, db) == 0 }, 10*time.Second, 10*time.Millisecond)
+	}
+	cancel()
+	for range 2 {
+		require.ErrorIs(t, <-ended, context.Canceled)
+	}
+	require.EqualError(t, s.RunPurger(t.Context(), 0), "sqlstore: purge every 0s: want a positive interval")
+}
+
+// B201, B204: what has to do with time again, with the process in zones that have caught others out.
+func TestInOtherTimeZones(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("ONCEMORE_TEST_ZONE") != "" {
+		return // this is the other process
+	}
+	for _, zone := range []string{"Asia/Kathmandu", "America/Los_Angeles"} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0],
+			"-test.run=^(TestSQLiteIsAStore|TestTimesAreIntegers|TestPurgeTakesAllInBatches)$/^(lapse|purge|renew|value)$/^(a_|an_|only|the_lease|times)")
+		cmd.Env = append(os.Environ(), "TZ="+zone, "ONCEMORE_TEST_ZONE=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s: %s", zone, out)
+		assert.Contains(t, string(out), "PASS")
+	}
+}
+
+// B166, B201: the times are integers, and the database's.
+func TestTimesAreIntegers(t *testing.T) {
+	t.Parallel()
+	db := sqlitetest.Open(t)
+	s := migrated(t, db)
+	c := newClaim()
+	require.NoError(t, once(t.Context(), s, c))
+	for _, column := range []string{"lease_until", "created_at", "executed_at", "expires_at", "purge_at"} {
+		var kind string
+		require.NoError(t, db.QueryRowContext(t.Context(), "SELECT typeof("+column+") FROM oncemore_keys").Scan(&kind))
+		assert.Equal(t, "integer", kind, column)
+	}
+	var created, executed, expires, purge int64
+	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT created_at, executed_at, expires_at, purge_at FROM oncemore_keys").
+		Scan(&created, &executed, &expires, &purge))
+	assert.WithinDuration(t, time.Now(), time.UnixMicro(created), time.Minute)
+	assert.WithinDuration(t, time.Now(), time.UnixMicro(executed), time.Minute)
+	assert.Equal(t, c.TTL.Microseconds(), expires-created)
+	assert.Equal(t, c.Keep.Microseconds(), purge-created)
+}

@@ -46,7 +46,6 @@ func (s *shop) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.db.SetMaxOpenConns(1)
 	store, err := sqlstore.New(s.db, sqlstore.SQLite)
 	if err != nil {
 		return err

@@ -120,7 +120,7 @@ func (opt *options) check(fs *flag.FlagSet) error {
 // batch reads the file of -in, or the sample.
 func (opt *options) batch() ([]Payment, error) {
 	if opt.in == "" {
-		return readBatch("sample.csv", sample)
+		return readBatch(sampleName, sample)
 	}
 	data, err := os.ReadFile(opt.in)
 	if err != nil {
@@ -128,6 +128,8 @@ func (opt *options) batch() ([]Payment, error) {
 	}
 	return readBatch(opt.in, data)
 }
+
+const sampleName = "sample.csv"
 
 //go:embed sample.csv
 var sample []byte

@@ -47,7 +47,7 @@ func main() {
 
 // run is the program: everything but the process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	opt, err := parseFlags(args, stderr)
+	opt, err := parseFlags(args, stdout)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return exitEqual

@@ -25,7 +25,7 @@ func (s *settlement) printResume(out io.Writer, opt *options) {
 
 // print writes the settlement: what was paid, how, and whether it is right.
 func (s *settlement) print(out io.Writer, opt *options, paid *tally) {
-	file := cmp.Or(opt.in, "the sample")
+	file := cmp.Or(opt.in, sampleName)
 	fmt.Fprintf(out, "Settlement of %s, seed %d\n\n", file, opt.seed)
 	row := func(what string, n int, note string) {
 		fmt.Fprintln(out, strings.TrimRight(fmt.Sprintf("  %-10s %6d   %s", what, n, note), " "))

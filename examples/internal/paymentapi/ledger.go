@@ -28,6 +28,7 @@ type Entry struct {
 // OpenLedger opens the SQLite file at path, and creates it if it is not there.
 // The idempotency records are to live in the same file, so that one transaction
 // holds a charge and its record. Several processes may have it open at once.
+// How it is opened is what package sqlstore asks for.
 func OpenLedger(ctx context.Context, path string) (*sql.DB, error) {
 	db, err := openLedger(ctx, path)
 	if err != nil {
@@ -53,7 +54,6 @@ func openLedger(ctx context.Context, path string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	db.SetMaxOpenConns(1) // SQLite has one writer, and here nearly every statement writes
 	if _, err := db.ExecContext(ctx, ledgerSchema); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}

@@ -18,6 +18,8 @@ GOVULNCHECK_VERSION := v1.9.0
 
 BIN      := $(CURDIR)/bin
 GOLANGCI := $(BIN)/golangci-lint-$(GOLANGCI_VERSION)
+# Of its own: findings carry paths, and those of another checkout match no rule.
+export GOLANGCI_LINT_CACHE := $(BIN)/lint-cache
 
 # The root first, then the nested ones.
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testdata/*' -not -path './bin/*' -not -path '*/.*/*')))

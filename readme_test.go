@@ -3,16 +3,23 @@ package oncemore_test
 import (
 	"encoding/json"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/oncemore-go/oncemore"
 )
 
 // What the snippets in the docs take for granted.
@@ -125,10 +132,12 @@ func TestLinks(t *testing.T) {
 				target = filepath.Join(filepath.Dir(page), m[1])
 			}
 			info, err := os.Stat(target)
-			if !assert.NoError(t, err, "%s links to %s", page, m[1]) || info.IsDir() || m[2] == "" {
-				continue
+			switch {
+			case err != nil:
+				t.Errorf("%s links to %q: %v", page, m[1], err)
+			case !info.IsDir() && m[2] != "":
+				assert.Contains(t, anchors(read(t, target)), m[2][1:], "%s links to %s", page, m[0])
 			}
-			assert.Contains(t, anchors(read(t, target)), m[2][1:], "%s links to %s", page, m[0])
 		}
 	}
 }
@@ -156,6 +165,88 @@ func TestProblemAnchors(t *testing.T) {
 		"unknown", "unavailable", "too-large", "scope", "failed",
 	}
 	assert.Equal(t, append([]string{"problems"}, codes...), anchors(read(t, "docs/problems.md")))
+}
+
+// TestClientDefaults: the README's table has every field of a policy, with the
+// default that the code has.
+func TestClientDefaults(t *testing.T) {
+	t.Parallel()
+	values := table(t, "| client `Policy` |")
+	policy := reflect.ValueOf(*oncemore.DefaultPolicy())
+	for i := range policy.NumField() {
+		name := policy.Type().Field(i).Name
+		if name == "Name" || name == "Rules" {
+			continue
+		}
+		said, ok := values[name]
+		delete(values, name)
+		if assert.True(t, ok, "%s is missing", name) {
+			assert.Equal(t, spelled(policy.Field(i).Interface()), said, name)
+		}
+	}
+	assert.Empty(t, values, "no such fields")
+}
+
+// spelled writes a default as the README does.
+func spelled(value any) string {
+	switch v := value.(type) {
+	case []int:
+		return strings.Trim(fmt.Sprint(v), "[]")
+	case []string:
+		return strings.Join(v, " ")
+	case oncemore.BudgetPolicy:
+		return fmt.Sprintf("%d tokens, %d a retry, %d after a timeout", v.Capacity, v.RetryCost, v.TimeoutCost)
+	case time.Duration:
+		if v >= time.Second {
+			return fmt.Sprintf("%.0fs", v.Seconds())
+		}
+	case int64:
+		if v >= 1<<20 {
+			return fmt.Sprintf("%d MiB", v>>20)
+		}
+		return fmt.Sprintf("%d KiB", v>>10)
+	}
+	return fmt.Sprint(value)
+}
+
+// TestServerDefaults: a number in the README's table is the one in the field's
+// doc comment.
+func TestServerDefaults(t *testing.T) {
+	t.Parallel()
+	file, err := parser.ParseFile(token.NewFileSet(), "server/config.go", nil, parser.ParseComments)
+	require.NoError(t, err)
+	docs := map[string]string{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if spec, ok := n.(*ast.TypeSpec); ok && spec.Name.Name != "Config" {
+			return false
+		}
+		if field, ok := n.(*ast.Field); ok && len(field.Names) == 1 {
+			docs[field.Names[0].Name] = strings.Join(strings.Fields(field.Doc.Text()), " ")
+		}
+		return true
+	})
+	for name, value := range table(t, "| server `Config` |") {
+		if assert.Contains(t, docs, name) && value[0] >= '0' && value[0] <= '9' {
+			assert.Regexp(t, "(Default|nil:) "+regexp.QuoteMeta(value)+`\.`, docs[name], name)
+		}
+	}
+}
+
+// table returns the second column of a table in the README, by the first.
+func table(t *testing.T, header string) map[string]string {
+	t.Helper()
+	_, text, ok := strings.Cut(read(t, "README.md"), "\n"+header)
+	require.True(t, ok, "no such table")
+	rows := map[string]string{}
+	for _, line := range strings.Split(text, "\n")[2:] {
+		if line == "" {
+			break
+		}
+		columns := strings.Split(strings.ReplaceAll(line, "`", ""), "|")
+		rows[strings.TrimSpace(columns[1])] = strings.TrimSpace(columns[2])
+	}
+	require.NotEmpty(t, rows)
+	return rows
 }
 
 // pages lists the README and everything else in Markdown that is published with

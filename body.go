@@ -225,6 +225,7 @@ type spool struct {
 	gone    bool          // it was longer than keep
 	err     error         // how src ended
 	filling chan struct{} // closed when the read under way is over
+	chunk   []byte        // what that read reads into
 }
 
 // maxSpoolRead is how much is read from the source at once.
@@ -275,25 +276,27 @@ func (s *spool) read(p []byte, off int64, done <-chan struct{}) (int, error) {
 // fill reads once from the source, for the reader that has taken everything
 // that was read before and that ends with done.
 func (s *spool) fill(size int, done <-chan struct{}) {
-	chunk := make([]byte, size)
-	n, err := s.src.Read(chunk)
+	if cap(s.chunk) < size {
+		s.chunk = make([]byte, size)
+	}
+	n, err := s.src.Read(s.chunk[:size])
+	chunk := s.chunk[:max(n, 0)]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	over := s.gone || int64(len(s.buf)+n) > s.keep
+	over := s.gone || int64(len(s.buf)+len(chunk)) > s.keep
 	select {
 	case <-done:
 		over = false // another reader may have to start at the beginning
 	default:
 	}
-	switch {
-	case n == 0:
-	case over:
-		s.gone = true
+	if over && len(chunk) > 0 {
 		s.base += int64(len(s.buf))
-		s.buf = chunk[:n]
-	default:
-		s.buf = append(slices.Grow(s.buf, s.room(n)), chunk[:n]...)
+		if s.buf = s.buf[:0]; !s.gone {
+			s.buf = nil // give back what was kept
+		}
+		s.gone = true
 	}
+	s.buf = append(slices.Grow(s.buf, s.room(len(chunk))), chunk...)
 	s.err = err
 	close(s.filling)
 	s.filling = nil
@@ -301,7 +304,7 @@ func (s *spool) fill(size int, done <-chan struct{}) {
 
 // room is how much to make room for: all of it, where its length is known.
 func (s *spool) room(n int) int {
-	if len(s.buf) == 0 && s.length > 0 && s.length <= s.keep {
+	if s.base == 0 && len(s.buf) == 0 && s.length > 0 && s.length <= s.keep {
 		return int(s.length)
 	}
 	return n

@@ -127,6 +127,16 @@ func (b *requestBody) closeOrig() {
 	}
 }
 
+// taken is how much the latest attempt has read.
+func (b *requestBody) taken() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.current == nil {
+		return 0
+	}
+	return b.current.n.Load()
+}
+
 func (b *requestBody) failure() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -149,7 +159,7 @@ func (b *requestBody) fail(err error) error {
 type bodyReader struct {
 	body    *requestBody
 	opened  io.ReadCloser // from GetBody; nil: the spool
-	n       int64
+	n       atomic.Int64  // bytes read
 	done    chan struct{} // ends a read of the spool; only with one
 	stopped atomic.Bool
 }
@@ -159,14 +169,13 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 		return 0, errBodyClosed
 	}
 	n, err := r.read(p)
-	r.n += int64(n)
-	length := r.body.length
+	all, length := r.n.Add(int64(n)), r.body.length
 	switch {
 	case r.stopped.Load():
 		return n, err // what a closed reader says is nobody's fault
-	case length > 0 && r.n > length:
+	case length > 0 && all > length:
 		return 0, r.body.fail(errBodyLong)
-	case err == io.EOF && r.n < length: //nolint:errorlint // readers return io.EOF itself
+	case err == io.EOF && all < length: //nolint:errorlint // readers return io.EOF itself
 		return n, r.body.fail(errBodyShort)
 	case err != nil && err != io.EOF && err != errBodyGone: //nolint:errorlint // as above
 		return n, r.body.fail(err)
@@ -178,7 +187,7 @@ func (r *bodyReader) read(p []byte) (int, error) {
 	if r.opened != nil {
 		return r.opened.Read(p)
 	}
-	return r.body.spool.read(p, r.n, r.done)
+	return r.body.spool.read(p, r.n.Load(), r.done)
 }
 
 // Close may be called while Read waits, as HTTP/2 does, and more than once.

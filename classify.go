@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Decision says whether an outcome is worth another attempt, and why.
@@ -173,6 +174,12 @@ func isBadPeer(err error) bool {
 func isNoSuchHost(err error) bool {
 	dns, ok := errors.AsType[*net.DNSError](err)
 	return ok && dns.IsNotFound
+}
+
+// isWriteError recognises a connection that the peer closed while it was
+// written to.
+func isWriteError(err error) bool {
+	return err != nil && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) && hasText(err, []string{"write"})
 }
 
 // isNotSent recognises what fails before the request is written.

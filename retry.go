@@ -12,7 +12,18 @@ type hop struct {
 	policy   *Policy
 	withBody bool
 	paid     int // tokens that its retries took
+	cut      int // uploads in a row that were cut off
 }
+
+// A server that refuses an upload before it has read it often closes the
+// connection with its answer, and then the answer is lost (RFC 9112 section
+// 9.6). To the client that is a connection that breaks while it writes a body,
+// and sending it all again comes to the same: after maxCut such uploads in a
+// row the call ends. One that broke before it had taken minCut is not counted.
+const (
+	maxCut = 2
+	minCut = 64 << 10
+)
 
 // send sends one hop, as often as it takes, and returns its last outcome.
 func (c *call) send(req *http.Request, withBody bool) (*http.Response, error) {
@@ -74,12 +85,24 @@ func (h *hop) mayRetry(a *attempt) StopReason {
 		return StopDeadline
 	case !a.decision.Retry:
 		return h.stopOf(a.decision.Reason)
+	case h.cutOff(a):
+		return StopFinal
 	case h.single || h.retries+1 >= h.policy.MaxAttempts:
 		return StopMaxAttempts
 	case h.withBody && !h.body.replayable():
 		return StopBody
 	}
 	return 0
+}
+
+// cutOff reports whether the server has shown that it does not take the body.
+func (h *hop) cutOff(a *attempt) bool {
+	if !h.withBody || !isWriteError(a.err) || h.body.taken() < minCut {
+		h.cut = 0
+		return false
+	}
+	h.cut++
+	return h.cut == maxCut
 }
 
 // stopOf returns the reason to stop after an outcome that is not retried.

@@ -179,7 +179,9 @@ func isNoSuchHost(err error) bool {
 // isWriteError recognises a connection that the peer closed while it was
 // written to.
 func isWriteError(err error) bool {
-	return err != nil && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) && hasText(err, []string{"write"})
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && (op.Op == "write" || op.Op == "readfrom") &&
+		(errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
 }
 
 // isNotSent recognises what fails before the request is written.

@@ -9,14 +9,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/lib/pq"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemore-go/oncemore/integration/dbtest"
 	"github.com/oncemore-go/oncemore/server/sqlstore"
-
-	_ "github.com/go-sql-driver/mysql"
-	_ "github.com/jackc/pgx/v5/stdlib"
-	_ "github.com/lib/pq"
 )
 
 // servers are started when the first test asks for them, and shared.

@@ -2,9 +2,11 @@ package dbtest
 
 import (
 	"fmt"
+	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // NewMariaDB makes a MariaDB server, or a MySQL one where that is what there
@@ -27,6 +29,7 @@ func NewMariaDB(options ...string) (*Server, error) {
 	} else if err := s.run(server, "--no-defaults", "--initialize-insecure", "--datadir="+data); err != nil {
 		return nil, err
 	}
+	s.ready = s.greets
 	s.args = append([]string{
 		server, "--no-defaults", "--datadir=" + data, "--port=" + strconv.Itoa(s.Port),
 		"--socket=" + filepath.Join(s.Dir, "sock"), "--pid-file=" + filepath.Join(s.Dir, "pid"),
@@ -39,4 +42,18 @@ func NewMariaDB(options ...string) (*Server, error) {
 // "name=value".
 func (s *Server) MySQLDSN(database string, options ...string) string {
 	return fmt.Sprintf("root@tcp(%s)/%s?%s", s.Addr(), database, strings.Join(options, "&"))
+}
+
+// greets says whether the server begins to speak, as it does when it is ready.
+func (s *Server) greets() error {
+	conn, err := net.DialTimeout("tcp", s.Addr(), time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	_, err = conn.Read(make([]byte, 1))
+	return err
 }

@@ -23,6 +23,9 @@ func NewPostgres() (*Server, error) {
 		"-D", data, "-U", "oncemore", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"); err != nil {
 		return nil, err
 	}
+	s.ready = func() error {
+		return s.run(filepath.Join(filepath.Dir(postgres), "pg_isready"), "-h", "127.0.0.1", "-p", strconv.Itoa(s.Port))
+	}
 	s.args = []string{
 		postgres, "-D", data, "-p", strconv.Itoa(s.Port), "-k", s.Dir,
 		"-c", "listen_addresses=127.0.0.1", "-c", "max_connections=300", "-c", "fsync=off",

@@ -29,6 +29,7 @@ type Server struct {
 
 	name    string
 	args    []string
+	ready   func() error        // says that it takes connections
 	account *syscall.Credential // nil: as ourselves
 	cmd     *exec.Cmd
 	exited  chan struct{}
@@ -110,7 +111,7 @@ func (s *Server) Start() error {
 	return s.wait()
 }
 
-// wait waits for the server to listen.
+// wait waits until the server is ready.
 func (s *Server) wait() error {
 	end := time.Now().Add(startTimeout)
 	for time.Now().Before(end) {
@@ -119,9 +120,8 @@ func (s *Server) wait() error {
 			return fmt.Errorf("%s ended at once:\n%s", s.name, s.log())
 		case <-time.After(50 * time.Millisecond):
 		}
-		conn, err := net.Dial("tcp", s.Addr())
-		if err == nil {
-			return conn.Close()
+		if s.ready() == nil {
+			return nil
 		}
 	}
 	return fmt.Errorf("%s takes no connections after %v:\n%s", s.name, startTimeout, s.log())

@@ -138,7 +138,7 @@ func (s *Store) checkMySQL(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	value, err = s.setting(ctx, s.db, `SELECT @@SESSION.autocommit`)
+	value, err = s.setting(ctx, s.db, `SELECT @@SESSION.autocommit + 0`)
 	if err == nil && value != "1" {
 		return errors.New("autocommit is off, and nothing that the store writes would last: remove autocommit from the DSN")
 	}

@@ -70,7 +70,7 @@ func once(ctx context.Context, s *sqlstore.Store, c server.Claim, inTx bool) (da
 		return "", false, fmt.Errorf("claim: %w", err)
 	}
 	if won = row.Owner == c.Owner; won {
-		ok := false
+		var ok bool
 		if inTx {
 			if ok, err = tx.Complete(ctx, holdOf(c), result(c)); ok && err == nil {
 				err = tx.Commit(ctx)

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	_ "github.com/go-sql-driver/mysql"
+	"github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
 	"github.com/stretchr/testify/require"
@@ -51,6 +51,7 @@ func (s *shared) get(tb testing.TB) *dbtest.Server {
 }
 
 func TestMain(m *testing.M) {
+	_ = mysql.SetLogger(&mysql.NopLogger{}) // it reports each connection that the tests break
 	code := m.Run()
 	for _, s := range []*shared{&servers.postgres, &servers.mariadb} {
 		if s.server == nil {

@@ -3,7 +3,6 @@ package integration_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -263,7 +262,7 @@ func deadlock(t *testing.T, db *sql.DB, victim *sql.Tx) {
 	time.Sleep(200 * time.Millisecond)
 	_, err = victim.ExecContext(ctx, "UPDATE account SET balance = balance + 1 WHERE id = 2")
 	var e *mysql.MySQLError
-	require.True(t, errors.As(err, &e), "a deadlock: %v", err)
+	require.ErrorAs(t, err, &e)
 	require.EqualValues(t, 1213, e.Number)
 	require.NoError(t, <-waiting)
 }

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -218,16 +219,16 @@ func TestPostgresPurge(t *testing.T) {
 	require.NoError(t, err)
 	assert.EqualValues(t, 90, unsettled)
 
-	var plan string
+	var plan strings.Builder
 	rows, err := db.QueryContext(t.Context(), "EXPLAIN SELECT ctid FROM oncemore_keys WHERE purge_at <= now() AND state = 2 ORDER BY purge_at LIMIT 2000 FOR UPDATE SKIP LOCKED")
 	require.NoError(t, err)
 	defer func() { _ = rows.Close() }()
 	for rows.Next() {
 		var line string
 		require.NoError(t, rows.Scan(&line))
-		plan += line + "\n"
+		plan.WriteString(line + "\n")
 	}
 	require.NoError(t, rows.Err())
-	assert.Contains(t, plan, "Index Scan using oncemore_keys_purge_at")
-	assert.Contains(t, plan, "Index Cond")
+	assert.Contains(t, plan.String(), "Index Scan using oncemore_keys_purge_at")
+	assert.Contains(t, plan.String(), "Index Cond")
 }

@@ -2,7 +2,6 @@ package dbtest
 
 import (
 	"fmt"
-	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -46,7 +45,7 @@ func (s *Server) MySQLDSN(database string, options ...string) string {
 
 // greets says whether the server begins to speak, as it does when it is ready.
 func (s *Server) greets() error {
-	conn, err := net.DialTimeout("tcp", s.Addr(), time.Second)
+	conn, err := s.dial()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // NewPostgres makes a PostgreSQL cluster with superuser oncemore and database
@@ -36,9 +37,6 @@ func NewPostgres() (*Server, error) {
 // PostgresURL is the URL of a database of a PostgreSQL server; options are
 // "name=value".
 func (s *Server) PostgresURL(database string, options ...string) string {
-	url := fmt.Sprintf("postgres://oncemore@%s/%s?sslmode=disable", s.Addr(), database)
-	for _, o := range options {
-		url += "&" + o
-	}
-	return url
+	return fmt.Sprintf("postgres://oncemore@%s/%s?%s", s.Addr(), database,
+		strings.Join(append([]string{"sslmode=disable"}, options...), "&"))
 }

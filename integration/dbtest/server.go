@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/user"
@@ -28,6 +29,7 @@ type Server struct {
 	Dir  string // data, socket and log
 
 	name    string
+	quit    syscall.Signal // ends it at once, but cleanly
 	args    []string
 	ready   func() error        // says that it takes connections
 	account *syscall.Credential // nil: as ourselves
@@ -46,7 +48,7 @@ func create(name, account string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Port: port, Dir: dir, name: name}
+	s := &Server{Port: port, Dir: dir, name: name, quit: syscall.SIGQUIT}
 	if os.Getuid() != 0 {
 		return s, nil
 	}
@@ -87,7 +89,7 @@ func (s *Server) Start() error {
 	if err != nil {
 		return err
 	}
-	defer log.Close()
+	defer func() { _ = log.Close() }()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)
 	s.cmd.Dir = s.Dir
 	s.cmd.Stdout, s.cmd.Stderr = log, log
@@ -135,12 +137,16 @@ func (s *Server) log() []byte {
 // Addr is the address that the server listens on.
 func (s *Server) Addr() string { return "127.0.0.1:" + strconv.Itoa(s.Port) }
 
+func (s *Server) dial() (net.Conn, error) {
+	return net.DialTimeout("tcp", s.Addr(), time.Second)
+}
+
 // Kill ends the server as a power switch would.
 func (s *Server) Kill() { s.signal(syscall.SIGKILL) }
 
 // Remove ends the server, and removes its data.
 func (s *Server) Remove() error {
-	s.signal(syscall.SIGQUIT)
+	s.signal(s.quit)
 	return os.RemoveAll(s.Dir)
 }
 
@@ -164,7 +170,8 @@ func freePort() (int, error) {
 		return 0, err
 	}
 	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	addr, err := netip.ParseAddrPort(l.Addr().String())
+	return int(addr.Port()), err
 }
 
 // find returns the first program that is there. A pattern may have wildcards;

@@ -112,11 +112,8 @@ func settleBatch(ctx context.Context, opt *options, stdout, stderr io.Writer) (e
 		return false, err
 	}
 	after.print(stdout, opt, paid)
-	if ctx.Err() != nil && !after.equal() {
-		ledger.keep = true
-		fmt.Fprintf(stdout, "interrupted: %d of %d payments are settled; go on with -ledger %s\n",
-			after.settled, len(batch), ledger.path)
-	}
+	ledger.keep = paid.stopped && !after.equal()
+	fmt.Fprintln(stdout, after.verdict(paid.stopped, ledger.path))
 	return after.equal(), nil
 }
 
@@ -139,7 +136,7 @@ func payBatch(ctx context.Context, opt *options, policy *oncemore.Policy, db *sq
 
 	paid = newTally(len(payments), opt, stderr)
 	pay(ctx, payments, opt.workers, newPayer(network.URL(), opt, policy, paid, stderr), paid)
-	paid.end(network.Counts())
+	paid.end(ctx.Err() != nil, network.Counts())
 	return paid, nil
 }
 

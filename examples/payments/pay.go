@@ -28,6 +28,10 @@ func pay(ctx context.Context, payments []Payment, workers int, one payer, paid *
 			for p := range next {
 				start := time.Now()
 				replayed, err := one(ctx, p)
+				if err != nil && ctx.Err() != nil {
+					paid.cancelled()
+					continue
+				}
 				paid.answer(p, replayed, err, time.Since(start))
 			}
 		})

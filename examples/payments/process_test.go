@@ -179,7 +179,7 @@ func TestInterrupt(t *testing.T) {
 			assert.Equal(t, exitDiffers, got.exit)
 			settled := charges(t, ledger)
 			assert.Less(t, settled, payments)
-			assert.Contains(t, got.stdout, fmt.Sprintf("interrupted: %d of %d payments are settled; go on with -ledger %s\n", settled, payments, ledger))
+			assert.Contains(t, got.stdout, fmt.Sprintf("Interrupted: %d of %d payments are settled; go on with -ledger %s\n", settled, payments, ledger))
 			assert.Zero(t, got.row(t, "duplicates"))
 
 			again := spawn(t, args...).result(t)

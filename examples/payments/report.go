@@ -46,7 +46,6 @@ func (s *settlement) print(out io.Writer, opt *options, paid *tally) {
 	fmt.Fprintf(out, "  a payment took p50 %s, p99 %s\n", rounded(paid.percentile(0.50)), rounded(paid.percentile(0.99)))
 	fmt.Fprintf(out, "  the network: %s\n\n", network(paid.network))
 	s.printFindings(out, file, paid)
-	fmt.Fprintln(out, s.verdict())
 }
 
 // printSums writes a row for each currency: its sums must agree.
@@ -85,7 +84,11 @@ func (s *settlement) printFindings(out io.Writer, file string, paid *tally) {
 	list(out, s.duplicates, func(d duplicate) string {
 		return fmt.Sprintf("%s:%d: %s: charged %d times", file, d.Line, d.name(), d.charges)
 	})
-	list(out, s.missing, func(p Payment) string {
+	missing := s.missing
+	if paid.stopped {
+		missing = nil // nobody has tried to pay most of them
+	}
+	list(out, missing, func(p Payment) string {
 		line := fmt.Sprintf("%s:%d: %s: not charged", file, p.Line, p.name())
 		if err := paid.failed[p.name()]; err != nil {
 			line += fmt.Sprintf(": %v", err)
@@ -127,9 +130,13 @@ func network(c faultproxy.Counts) string {
 	return strings.Join(parts, ", ")
 }
 
-func (s *settlement) verdict() string {
-	if s.equal() {
+// verdict is the last line: all is well, or what to do.
+func (s *settlement) verdict(stopped bool, ledger string) string {
+	switch {
+	case s.equal():
 		return "The ledger equals the batch: every payment was charged exactly once."
+	case stopped:
+		return fmt.Sprintf("Interrupted: %d of %d payments are settled; go on with -ledger %s", s.settled, s.payments, ledger)
 	}
 	return "The ledger does NOT equal the batch."
 }

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -183,6 +185,35 @@ func TestLedgerHasAnotherPayment(t *testing.T) {
 	assert.Equal(t, exitDiffers, fewer.exit)
 	assert.Equal(t, 1, fewer.row(t, "foreign"))
 	assert.Contains(t, fewer.stdout, "ledger: tenant-0 24: charged, and not in the batch")
+}
+
+// trigger is an output that does something when it is written to first.
+type trigger struct {
+	strings.Builder
+	once sync.Once
+	do   func()
+}
+
+func (w *trigger) Write(p []byte) (int, error) {
+	w.once.Do(w.do)
+	return w.Builder.Write(p)
+}
+
+// An interrupted run without -ledger does not throw away what it has charged.
+func TestInterruptedWithoutALedger(t *testing.T) {
+	t.Parallel()
+	in := batchFile(t, 50, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	var stdout strings.Builder
+	exit := run(ctx, []string{"-in", in, "-retry-after", "0"}, &stdout, &trigger{do: cancel})
+	require.Equal(t, exitDiffers, exit)
+	m := regexp.MustCompile(`(?m)^Interrupted: (\d+) of 50 payments are settled; go on with -ledger (.*)$`).FindStringSubmatch(stdout.String())
+	require.NotNil(t, m, stdout.String())
+	ledger := m[2]
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(filepath.Dir(ledger))) })
+	assert.Equal(t, m[1], strconv.Itoa(len(entries(t, ledger))))
+
+	do(t, quick("-in", in, "-ledger", ledger)...).exactlyOnce(t, ledger, 50)
 }
 
 // A network that lets nothing through leaves a settlement that says so.

@@ -106,8 +106,14 @@ func TestReport(t *testing.T) {
 
   ledger: acme 9: charged, and not in the batch
 
-The ledger does NOT equal the batch.
 `, out.String())
+	assert.Equal(t, "The ledger does NOT equal the batch.", s.verdict(false, "l.db"))
+
+	out.Reset()
+	paid.stopped = true
+	s.print(&out, &options{in: "b.csv", seed: 42}, paid)
+	assert.NotContains(t, out.String(), "not charged", "what was not tried is not listed")
+	assert.Equal(t, "Interrupted: 0 of 3 payments are settled; go on with -ledger l.db", s.verdict(true, "l.db"))
 }
 
 func TestProgressLines(t *testing.T) {
@@ -123,7 +129,7 @@ func TestProgressLines(t *testing.T) {
 		}
 		paid.answer(Payment{}, i == 4, nil, 0)
 	}
-	paid.end(faultproxy.Counts{})
+	paid.end(false, faultproxy.Counts{})
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 	assert.Len(t, lines, 10, "a line for each tenth")
 	assert.Contains(t, lines[0], "2 of 20 paid, 0 retries")
@@ -133,6 +139,19 @@ func TestProgressLines(t *testing.T) {
 	out.Reset()
 	quiet := newTally(1, &options{quiet: true}, &out)
 	quiet.answer(Payment{}, false, nil, 0)
-	quiet.end(faultproxy.Counts{})
+	quiet.end(false, faultproxy.Counts{})
 	assert.Empty(t, out.String())
+}
+
+func TestProgressBar(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	p := progress{out: &out, total: 10, bar: true, start: time.Now()}
+	p.show(5, 2, 0)
+	p.show(6, 2, 0)
+	p.show(10, 3, 1)
+	p.end()
+	assert.Equal(t, "\r[###############...............] 5 of 10 paid, 2 retries, 0s\x1b[K"+
+		"\r[##############################] 9 of 10 paid, 3 retries, 0s, 1 failed\x1b[K\n", out.String(),
+		"drawn over itself, not too often, and in any case at the end")
 }

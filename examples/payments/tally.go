@@ -15,7 +15,8 @@ type tally struct {
 	mu       sync.Mutex
 	progress progress
 
-	calls    int // that have ended
+	calls    int  // that have ended
+	stopped  bool // before all payments were paid
 	attempts int
 	replays  int
 	took     []time.Duration // of each call that was answered, waits and all
@@ -51,12 +52,20 @@ func (t *tally) answer(p Payment, replayed bool, err error, took time.Duration) 
 	t.progress.show(t.calls, t.retries(), len(t.failed))
 }
 
-// end notes what the network did, when all calls have ended.
-func (t *tally) end(network faultproxy.Counts) {
+// cancelled notes the end of a call that was not let end by itself. It is no
+// failure: what became of it is in the ledger, and the next run will know.
+func (t *tally) cancelled() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.calls++
+}
+
+// end notes how the run ended, and what the network did.
+func (t *tally) end(stopped bool, network faultproxy.Counts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.progress.end()
-	t.network = network
+	t.stopped, t.network = stopped, network
 	slices.Sort(t.took)
 }
 

@@ -163,7 +163,9 @@ func TestCrashBeforeTheAnswer(t *testing.T) {
 
 func TestRefusedByTheAPI(t *testing.T) {
 	t.Parallel()
-	b := newBank(t, paymentapi.Config{Limit: 5000}, faultproxy.Config{})
+	b := newBank(t, paymentapi.Config{Authorize: func(_ context.Context, e paymentapi.Entry) (bool, error) {
+		return e.Amount <= 5000, nil
+	}}, faultproxy.Config{})
 	client := newClient(t, b.url, "acme", oncemore.Policy{})
 
 	large := order(1)
@@ -204,7 +206,56 @@ func TestExpiredOrder(t *testing.T) {
 	assert.Len(t, b.entries(), 1)
 }
 
-// Answers that the real API gives in situations that are hard to make.
+// A second send while the first is being worked on is told so, where the API
+// does not let it wait; when the first has ended, its charge is there.
+func TestInProgress(t *testing.T) {
+	t.Parallel()
+	asked, answer := make(chan struct{}), make(chan struct{})
+	b := newBank(t, paymentapi.Config{Wait: -1, Authorize: func(context.Context, paymentapi.Entry) (bool, error) {
+		close(asked)
+		<-answer
+		return true, nil
+	}}, faultproxy.Config{})
+	client := newClient(t, b.url, "acme", oncemore.Policy{})
+	first := make(chan paymentclient.Charge, 1)
+	go func() {
+		charge, err := client.Charge(t.Context(), order(1))
+		assert.NoError(t, err)
+		first <- charge
+	}()
+	<-asked
+	_, err := client.Charge(t.Context(), order(1))
+	require.ErrorIs(t, err, paymentclient.ErrInProgress)
+	close(answer)
+	charge := <-first
+	again, err := client.Charge(t.Context(), order(1))
+	require.NoError(t, err)
+	assert.Equal(t, charge.ID, again.ID)
+	assert.Len(t, b.entries(), 1)
+}
+
+// The API does not know itself what became of the charge, and asks its bank no
+// second time.
+func TestUnknownToTheAPI(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int64
+	b := newBank(t, paymentapi.Config{Authorize: func(context.Context, paymentapi.Entry) (bool, error) {
+		asked.Add(1)
+		return false, errors.New("the line to the bank went dead")
+	}}, faultproxy.Config{Rates: map[faultproxy.Fault]float64{faultproxy.LostAnswer: 0.3, faultproxy.GatewayTimeout: 0.3}})
+	client := newClient(t, b.url, "acme", oncemore.Policy{MaxAttempts: 30})
+	for i := range 10 {
+		_, err := client.Charge(t.Context(), order(i))
+		require.ErrorIs(t, err, paymentclient.ErrUnknown)
+		var e *paymentclient.Error
+		require.ErrorAs(t, err, &e)
+		assert.Equal(t, "unknown", e.Code)
+	}
+	assert.EqualValues(t, 10, asked.Load())
+	assert.Empty(t, b.entries())
+}
+
+// What the API says in situations that are hard to make, and what others say.
 func TestErrorKinds(t *testing.T) {
 	t.Parallel()
 	lost := func(http.ResponseWriter) { panic(http.ErrAbortHandler) }

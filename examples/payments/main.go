@@ -26,7 +26,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/oncemore-go/oncemore"
 	"github.com/oncemore-go/oncemore/examples/internal/paymentapi"
@@ -97,6 +96,9 @@ func settleBatch(ctx context.Context, opt *options, stdout, stderr io.Writer) (e
 	}
 	defer func() { err = errors.Join(err, ledger.close()) }()
 
+	// What the ledger has is not sent again. The keys would see to it that it is
+	// not charged twice, but for as long as the API remembers them; the ledger
+	// remembers for ever.
 	before, err := settle(ctx, ledger.db, batch)
 	if err != nil {
 		return false, err
@@ -184,7 +186,7 @@ func serve(ctx context.Context, opt *options, stdout, _ io.Writer) (bool, error)
 	if err != nil {
 		return false, errors.Join(&inputError{err}, ledger.close())
 	}
-	fmt.Fprintf(stdout, "payment API on %s, ledger %s, since %s\n", api.addr, ledger.path, time.Now().Format(time.TimeOnly))
+	fmt.Fprintf(stdout, "payment API on %s, ledger %s\n", api.addr, ledger.path)
 	<-ctx.Done()
 	return true, errors.Join(api.stop(ctx), ledger.close())
 }

@@ -30,20 +30,25 @@ type Config struct {
 	// AllowKeyless lets charges without a key through, each of them a new one:
 	// what an API does that does not know keys.
 	AllowKeyless bool
-	// Limit is the largest amount, in minor units; above it a charge is
-	// declined. Zero: none.
-	Limit int64
+	// Authorize asks the payer's bank for the money; false declines the charge.
+	// An error says that nobody knows whether the bank has paid. Nil: every
+	// charge is authorized. It is asked while the only writer of the ledger is
+	// held, which a real service would not do.
+	Authorize func(ctx context.Context, e Entry) (bool, error)
 	// Expiry is how long a key replays. Zero: a day.
 	Expiry time.Duration
+	// Wait is how long a duplicate waits for the first. Zero: 30 s; negative:
+	// it does not wait.
+	Wait   time.Duration
 	Logger *slog.Logger // nil: silent
 }
 
 // API is the payment API, an [http.Handler].
 type API struct {
-	db    *sql.DB
-	limit int64
-	once  *server.Middleware
-	mux   *http.ServeMux
+	db        *sql.DB
+	authorize func(ctx context.Context, e Entry) (bool, error)
+	once      *server.Middleware
+	mux       *http.ServeMux
 }
 
 // New prepares the tables in db, which [OpenLedger] opened and the caller
@@ -60,11 +65,12 @@ func New(ctx context.Context, db *sql.DB, cfg Config) (*API, error) {
 	if cfg.AllowKeyless {
 		keyless.Mode = server.PassKeyless
 	}
-	a := &API{db: db, limit: cfg.Limit, mux: http.NewServeMux()}
+	a := &API{db: db, authorize: cfg.Authorize, mux: http.NewServeMux()}
 	a.once, err = server.New(store, server.Config{
 		Scope:   tenantOf,
 		Keyless: keyless,
 		TTL:     cfg.Expiry,
+		Wait:    cfg.Wait,
 		Rebuild: a.rebuild,
 		Logger:  cfg.Logger,
 	})
@@ -139,21 +145,29 @@ func (a *API) charge(w http.ResponseWriter, r *http.Request, tx *sql.Tx) error {
 		problem(w, http.StatusBadRequest, "invalid", err.Error())
 		return nil
 	}
-	if a.limit > 0 && ask.Amount > a.limit {
-		problem(w, http.StatusPaymentRequired, "declined", "the amount is over the payer's limit")
-		return nil
-	}
 	e := Entry{
 		ID: "ch_" + rand.Text(), Tenant: tenant, Order: ask.Order, Payer: ask.Payer, Payee: ask.Payee,
 		Amount: ask.Amount, Currency: ask.Currency, Memo: ask.Memo, Created: time.Now().UTC().Truncate(time.Millisecond),
 	}
+	op, keyed := server.OperationFrom(r.Context())
+	if a.authorize != nil {
+		if keyed {
+			op.EffectStarted() // no rollback reaches the bank
+		}
+		switch authorized, err := a.authorize(r.Context(), e); {
+		case err != nil:
+			return err
+		case !authorized:
+			problem(w, http.StatusPaymentRequired, "declined", "the payer's bank has declined")
+			return nil
+		}
+	}
 	if err := book(r.Context(), tx, e); err != nil {
 		return err
 	}
-	// The record keeps where the charge is, not a second copy of it.
 	location := "/v1/charges/" + e.ID
-	if op, ok := server.OperationFrom(r.Context()); ok {
-		op.SetResource(e.ID, location)
+	if keyed {
+		op.SetResource(e.ID, location) // the record keeps where the charge is, not a second copy of it
 	}
 	w.Header().Set("Location", location)
 	return writeCharge(w, http.StatusCreated, e)

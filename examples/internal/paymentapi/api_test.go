@@ -1,7 +1,9 @@
 package paymentapi_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -129,7 +131,9 @@ func TestTenants(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	f := setup(t, paymentapi.Config{Limit: 5000})
+	f := setup(t, paymentapi.Config{Authorize: func(_ context.Context, e paymentapi.Entry) (bool, error) {
+		return e.Amount <= 5000, nil
+	}})
 	f.charge("acme", "used", body("o-1", 1000))
 
 	for _, tt := range []struct {
@@ -140,7 +144,7 @@ func TestRefusals(t *testing.T) {
 		{"no token", "", "k1", body("o-2", 1), http.StatusUnauthorized, "unauthorized"},
 		{"no key", "acme", "", body("o-2", 1), http.StatusBadRequest, "missing"},
 		{"other body", "acme", "used", body("o-1", 1001), http.StatusUnprocessableEntity, "mismatch"},
-		{"over the limit", "acme", "k2", body("o-2", 5001), http.StatusPaymentRequired, "declined"},
+		{"over the limit of the bank", "acme", "k2", body("o-2", 5001), http.StatusPaymentRequired, "declined"},
 		{"no JSON", "acme", "k3", "charge me", http.StatusBadRequest, "invalid"},
 		{"unknown field", "acme", "k4", `{"order":"x","tip":1}`, http.StatusBadRequest, "invalid"},
 		{"no order", "acme", "k5", `{"payer":"a","payee":"b","amount":1,"currency":"EUR"}`, http.StatusBadRequest, "invalid"},
@@ -160,6 +164,25 @@ func TestRefusals(t *testing.T) {
 	again := f.charge("acme", "k2", body("o-2", 5001))
 	assert.Equal(t, http.StatusPaymentRequired, again.status)
 	assert.True(t, again.replayed, "a declined payment stays declined")
+}
+
+// When nobody knows whether the bank has paid, the order is not free to be sent
+// to it again.
+func TestUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	f := setup(t, paymentapi.Config{Authorize: func(context.Context, paymentapi.Entry) (bool, error) {
+		asked++
+		return false, errors.New("the line to the bank went dead")
+	}})
+	first := f.charge("acme", "key-1", body("o-1", 1000))
+	assert.Equal(t, http.StatusInternalServerError, first.status)
+	assert.Equal(t, "unknown", first.header.Get("Idempotency-Status"))
+	again := f.charge("acme", "key-1", body("o-1", 1000))
+	assert.Equal(t, http.StatusConflict, again.status)
+	assert.Equal(t, "unknown", again.code)
+	assert.Equal(t, 1, asked)
+	assert.Empty(t, f.entries())
 }
 
 func TestExpiredKey(t *testing.T) {

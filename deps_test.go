@@ -19,6 +19,7 @@ type goPackage struct {
 	ImportPath string
 	Standard   bool
 	Imports    []string
+	Export     string // with -export: the file with its export data
 }
 
 // TestImports walks what each published package imports, through the internal
@@ -27,7 +28,7 @@ type goPackage struct {
 // backoff, and nobody a driver or a test library.
 func TestImports(t *testing.T) {
 	t.Parallel()
-	all := goList(t)
+	all := goList(t, "-deps", "./...")
 
 	var published []string
 	for path := range all {
@@ -95,11 +96,12 @@ func isServer(path string) bool {
 	return path == module+"/server" || strings.HasPrefix(path, module+"/server/")
 }
 
-// goList returns every package of this module and all that they import,
-// without those that only tests import.
-func goList(t *testing.T) map[string]goPackage {
+// goList returns the packages that go list prints, by path. Imports of tests are
+// not among theirs.
+func goList(t *testing.T, args ...string) map[string]goPackage {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Standard,Imports", "./...")
+	args = append([]string{"list", "-json=ImportPath,Standard,Imports,Export"}, args...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
 	out, err := cmd.Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {

@@ -119,7 +119,9 @@ func (c *call) wait() bool {
 		case <-c.r.Context().Done():
 			f.leave()
 			c.noteWait()
-			c.emit(EventInProgress, 0, context.Cause(c.r.Context()))
+			// Most often the client has left. Where it has not, an empty answer
+			// would say 200.
+			c.refuseInProgress(context.Cause(c.r.Context()))
 			return true
 		}
 	}
@@ -150,13 +152,15 @@ func (c *call) noteWait() {
 	}
 }
 
-// waitLimit is Wait, cut so that the answer still fits into the WriteTimeout of
-// the http.Server: less a second, or half of it. Negative: do not wait.
+// waitLimit is Wait, cut so that the answer still fits into what the upload has
+// left of the http.Server's WriteTimeout: less a second, or half of it.
+// Negative: do not wait.
 func (c *call) waitLimit() time.Duration {
 	limit := c.m.cfg.Wait
 	srv, ok := c.r.Context().Value(http.ServerContextKey).(*http.Server)
 	if ok && srv.WriteTimeout > 0 {
-		limit = min(limit, max(srv.WriteTimeout-time.Second, srv.WriteTimeout/2))
+		left := max(srv.WriteTimeout-time.Second, srv.WriteTimeout/2) - c.start.Sub(c.arrived)
+		limit = min(limit, max(left, 0))
 	}
 	return limit
 }

@@ -114,10 +114,11 @@ type call struct {
 	fp    Fingerprint
 	owner Token // made when the call first leads
 
-	flight *flight   // the one it leads, or waits on
-	start  time.Time // when the key was first asked for
-	waited time.Duration
-	ran    time.Duration
+	flight  *flight // the one it leads, or waits on
+	arrived time.Time
+	start   time.Time // when the key was first asked for
+	waited  time.Duration
+	ran     time.Duration
 
 	// What most requests need once is part of them, so that they take few
 	// allocations.
@@ -129,7 +130,7 @@ type call struct {
 }
 
 func newCall(g *guard, w http.ResponseWriter, r *http.Request) *call {
-	c := &call{m: g.m, g: g, w: w, r: r}
+	c := &call{m: g.m, g: g, w: w, r: r, arrived: time.Now()}
 	c.ctx = runContext{r.Context(), &c.op}
 	return c
 }

@@ -24,11 +24,7 @@ func (c *call) leadTx() bool {
 	defer r.cancel(nil)
 	tx, row, found, err := r.claimTx()
 	switch {
-	case errors.Is(err, errClientLeft):
-		c.noteWait()
-		c.emit(EventInProgress, 0, err)
-		return true
-	case errors.Is(err, errWaited), errors.Is(err, ErrBusy):
+	case errors.Is(err, errClientLeft), errors.Is(err, errWaited), errors.Is(err, ErrBusy):
 		c.noteWait()
 		c.refuseInProgress(err)
 		return true

@@ -187,7 +187,9 @@ func TestB136_TheLeaseIsNotTheTTL(t *testing.T) {
 		store := newMemory()
 		died := newFaulty(store)
 		died.fail(always("Renew", "Complete", "Release"), nil)
-		config := func(c *server.Config) { c.Lease, c.Abandoned, c.TTL = 2*time.Second, server.RerunAbandoned, 24*time.Hour }
+		config := func(c *server.Config) {
+			c.Lease, c.Abandoned, c.TTL = 2*time.Second, server.RerunAbandoned, 24*time.Hour
+		}
 		w := post(newMiddlewareOver(t, died, config).Wrap(h), "k", "{}")
 		wantProblem(t, w, 503, "unavailable")
 		time.Sleep(2 * time.Second)

@@ -346,3 +346,13 @@ func copyAll(w io.Writer, r io.Reader) (int64, error) {
 	}
 	return io.Copy(w, r)
 }
+
+// discarder is a ResponseWriter that keeps only the status.
+type discarder struct {
+	header http.Header
+	status int
+}
+
+func (d *discarder) Header() http.Header         { return d.header }
+func (d *discarder) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discarder) WriteHeader(status int)      { d.status = status }

@@ -76,7 +76,7 @@ func (s *stored) keep(name string, values []string, names []string) {
 	if s.header == nil {
 		s.header = s.lines[:0]
 	}
-	s.header = append(s.header, headerLine{name, values})
+	s.header = append(s.header, headerLine{name, slices.Clip(values)}) // others may append to theirs
 }
 
 // The encoding of a result: a version byte, a flags byte, then, each preceded

@@ -128,13 +128,18 @@ func (rec *recorder) Write(p []byte) (int, error) {
 // pass records a final response without its body, and lets out what was kept
 // back.
 func (rec *recorder) pass() error {
+	word := statusExecuted
 	if rec.run.final(rec.status) {
 		if rec.refused = rec.run.recordEarly(rec.result(false)); rec.refused != nil {
 			return rec.refused
 		}
+	} else if rec.run.c.op.effect.Load() {
+		word = codeUnknown
 	}
 	rec.state = passing
-	rec.begin(statusExecuted)
+	trailers := rec.trailers()
+	rec.begin(word)
+	maps.Copy(rec.w.Header(), trailers)
 	if len(rec.body) == 0 {
 		return nil
 	}
@@ -211,6 +216,7 @@ func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, rec.refused
 	case rec.state == holding && rec.canHijack():
 		early := stored{status: http.StatusSwitchingProtocols}
+		early.ref, _ = rec.run.c.op.reference()
 		if rec.refused = rec.run.recordEarly(&early); rec.refused != nil {
 			return nil, nil, rec.refused
 		}

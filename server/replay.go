@@ -15,7 +15,8 @@ var (
 
 // replay hands back the stored result.
 func (c *call) replay(s *stored) {
-	if !s.kept && !s.referenced() {
+	// A switch of protocols can't be handed back, whatever it refers to.
+	if !s.kept && !s.referenced() || s.status == http.StatusSwitchingProtocols {
 		c.refuseNotKept(s)
 		return
 	}

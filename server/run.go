@@ -141,6 +141,9 @@ func (r *run) finish(err error) {
 	c := r.c
 	switch {
 	case r.recorded:
+		if !r.rec.left() { // a Hijack that failed after it was recorded
+			r.rec.send(statusExecuted)
+		}
 		c.emit(EventExecuted, r.rec.status, nil)
 	case r.failure != nil:
 		r.failed(r.failure)

@@ -169,7 +169,7 @@ func (c *call) waitLimit() time.Duration {
 func (c *call) answer(out *outcome) {
 	row := &out.row
 	same := row.Fingerprint.equal(&c.fp)
-	c.op.attempt = row.Attempt
+	c.attempt = row.Attempt
 	switch {
 	case row.State == Done && row.Expired:
 		c.refuseExpired()

@@ -110,9 +110,10 @@ type call struct {
 	r  *http.Request
 	op Operation
 
-	body  []byte
-	fp    Fingerprint
-	owner Token // made when the call first leads
+	body    []byte
+	fp      Fingerprint
+	owner   Token // made when the call first leads
+	attempt int   // of the row that it is answered from
 
 	flight  *flight // the one it leads, or waits on
 	arrived time.Time

@@ -147,7 +147,7 @@ func (c *call) emit(kind EventKind, status int, err error) {
 	if !c.m.observed() {
 		return
 	}
-	e := Event{Kind: kind, Request: c.r, Scope: c.op.scope, Attempt: c.op.attempt, Status: status, Wait: c.waited, Run: c.ran, Err: err}
+	e := Event{Kind: kind, Request: c.r, Scope: c.op.scope, Attempt: max(c.attempt, c.op.attempt), Status: status, Wait: c.waited, Run: c.ran, Err: err}
 	if c.op.id != (ID{}) {
 		e.KeyHash = hexID(c.op.id)
 	}

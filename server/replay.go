@@ -79,7 +79,7 @@ func (c *call) rebuild(s *stored) bool {
 		w: c.w, holdAll: true, head: c.r.Method == http.MethodHead, implied: s.status, before: c.w.Header().Clone(),
 		marks: s.mark,
 	}
-	known := Record{State: Done, Attempt: c.op.attempt}
+	known := Record{State: Done, Attempt: max(c.attempt, c.op.attempt)}
 	s.fill(&known)
 	err := c.m.cfg.Rebuild(rec, c.again(c.r.Context()), known)
 	rec.close()

@@ -11,8 +11,9 @@ import (
 
 // run is one execution of a handler under a key that is ours.
 type run struct {
-	c    *call
-	hold Hold
+	c       *call
+	hold    Hold
+	attempt int
 	// fenced: the claim is committed and leased. Otherwise it is part of tx,
 	// and goes with it.
 	fenced bool
@@ -53,7 +54,7 @@ func (rc *runContext) Value(key any) any {
 
 // newRun prepares an execution.
 func (c *call) newRun(hold Hold, fenced bool) *run {
-	r := &run{c: c, hold: hold, fenced: fenced}
+	r := &run{c: c, hold: hold, attempt: c.op.attempt, fenced: fenced}
 	r.ctx, r.cancel = context.WithCancelCause(&c.ctx)
 	r.lease.run, r.lease.renews = r, fenced
 	r.rec = recorder{
@@ -71,7 +72,7 @@ func (c *call) newRun(hold Hold, fenced bool) *run {
 // report tells of a lease, from its timer.
 func (r *run) report(kind EventKind, err error) {
 	r.c.m.emit(r.ctx, Event{
-		Kind: kind, Request: r.c.r, Scope: r.c.op.scope, KeyHash: hexID(r.hold.ID), Attempt: r.c.op.attempt, Err: err,
+		Kind: kind, Request: r.c.r, Scope: r.c.op.scope, KeyHash: hexID(r.hold.ID), Attempt: r.attempt, Err: err,
 	})
 }
 
@@ -150,11 +151,16 @@ func (r *run) finish(err error) {
 	case err != nil:
 		r.handlerFailed(err)
 	case !r.final(r.rec.status):
-		word, kind := statusExecuted, EventReleased
-		if r.letGo() {
-			word, kind = codeUnknown, EventUnknown
-		}
-		if !r.rec.left() {
+		word, kind := statusExecuted, r.letGo()
+		switch {
+		case r.rec.left():
+		case kind == EventInProgress:
+			r.lost()
+			return
+		case kind == EventUnknown:
+			word = codeUnknown
+			fallthrough
+		default:
 			r.rec.send(word)
 		}
 		c.emit(kind, r.rec.status, nil)
@@ -171,12 +177,9 @@ func (r *run) finish(err error) {
 // abort treats a handler that did not return.
 func (r *run) abort() {
 	r.rec.close()
-	kind := EventReleased
-	switch {
-	case r.recorded:
-		kind = EventExecuted
-	case r.letGo():
-		kind = EventUnknown
+	kind := EventExecuted
+	if !r.recorded {
+		kind = r.letGo()
 	}
 	r.c.emit(kind, 0, errPanicked)
 }
@@ -185,9 +188,14 @@ var errPanicked = errors.New("server: the handler panicked")
 
 // handlerFailed treats the error of a WrapTx handler.
 func (r *run) handlerFailed(err error) {
-	kind, p := EventReleased, Problem{Code: codeFailed, Status: http.StatusInternalServerError, Detail: "nothing was done"}
-	if r.letGo() {
-		kind, p.Code, p.Detail = EventUnknown, codeUnknown, "what was written is undone; an effect elsewhere may have happened"
+	kind, p := r.letGo(), Problem{Code: codeFailed, Status: http.StatusInternalServerError, Detail: "nothing was done"}
+	switch kind {
+	case EventInProgress:
+		r.lost()
+		return
+	case EventUnknown:
+		p.Code, p.Detail = codeUnknown, "what was written is undone; an effect elsewhere may have happened"
+	default:
 	}
 	r.rec.discard()
 	r.c.refuse(kind, p, err)
@@ -250,17 +258,11 @@ func (r *run) failed(err error) {
 		r.letGo() // nothing was committed, so the key may be free
 	}
 	c.flight.end(outcome{kind: outRetry})
-	r.rec.discard()
 	if errors.Is(err, errLost) {
-		row, found, lookupErr := c.m.lookup(c.detached(), c.op.id)
-		if lookupErr == nil && found && row.State == Done {
-			out := outcomeOf(row, new(stored))
-			c.answer(&out)
-			return
-		}
-		c.refuseInProgress(ErrLeaseLost)
+		r.lost()
 		return
 	}
+	r.rec.discard()
 	// Whoever settles it needs to know what the handler said.
 	ref, _ := c.op.reference()
 	err = fmt.Errorf("result with status %d of resource %q was not recorded: %w", r.rec.status, ref.ID, err)
@@ -268,11 +270,27 @@ func (r *run) failed(err error) {
 	c.refuseUnavailable("the result could not be recorded; send the request again, with the same key", err)
 }
 
-// letGo ends a run that has no result. The key is free again, unless an effect
-// may have happened: then its outcome is unknown, and letGo returns true.
-func (r *run) letGo() (unknown bool) {
+// lost answers for a run whose key is somebody else's: as that one does, if it
+// is done.
+func (r *run) lost() {
 	c := r.c
-	unknown = c.op.effect.Load()
+	r.rec.discard()
+	row, found, err := c.m.lookup(c.detached(), c.op.id)
+	if err == nil && found && row.State == Done {
+		out := outcomeOf(row, new(stored))
+		c.answer(&out)
+		return
+	}
+	c.refuseInProgress(ErrLeaseLost)
+}
+
+// letGo ends a run that has no result, and returns how: as a rule the key is
+// free again (EventReleased). Where an effect may have happened its outcome is
+// unknown (EventUnknown). Where it is somebody else's by now, nothing is changed
+// (EventInProgress).
+func (r *run) letGo() EventKind {
+	c := r.c
+	unknown, held := c.op.effect.Load(), true
 	deadline := r.lease.stop()
 	if r.tx != nil {
 		_ = r.tx.Rollback() // what can't be rolled back was not committed either
@@ -280,13 +298,13 @@ func (r *run) letGo() (unknown bool) {
 	var err error
 	switch {
 	case unknown && r.fenced:
-		_, err = c.insist(deadline, func(ctx context.Context) (bool, error) {
+		held, err = c.insist(deadline, func(ctx context.Context) (bool, error) {
 			return c.m.store.Complete(ctx, r.hold, Result{State: Unknown})
 		})
 	case unknown:
 		err = c.claimUnknown()
 	case r.fenced:
-		_, err = c.insist(deadline, func(ctx context.Context) (bool, error) {
+		held, err = c.insist(deadline, func(ctx context.Context) (bool, error) {
 			return c.m.store.Release(ctx, r.hold)
 		})
 	}
@@ -294,7 +312,13 @@ func (r *run) letGo() (unknown bool) {
 		c.log(slog.LevelError, "the key stays claimed until its lease ends", slog.Any("error", err))
 	}
 	c.flight.end(outcome{kind: outRetry})
-	return unknown
+	switch {
+	case err == nil && !held:
+		return EventInProgress
+	case unknown:
+		return EventUnknown
+	}
+	return EventReleased
 }
 
 // insist repeats a step until it is answered or the lease ends. A step is sent

@@ -104,7 +104,7 @@ func (r *run) commit(res Result) error {
 		return errors.Join(err, lookupErr)
 	case found && row.State == Done && row.Owner == c.owner:
 		return nil
-	case found && row.State == Done:
+	case found && (row.State == Done || r.fenced && row.Owner != c.owner):
 		return errLost
 	}
 	return fmt.Errorf("transaction not committed: %w", err)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -45,7 +46,7 @@ func (c *call) recover(hold Hold, asked time.Time) bool {
 	r := c.newRun(hold, true)
 	defer r.cancel(nil)
 	if !c.m.runs.enter(r) {
-		r.leaveUnknown()
+		r.leaveUnknown(outcome{kind: outUnavailable})
 		c.unavailableInShutdown()
 		return true
 	}
@@ -59,8 +60,7 @@ func (c *call) recover(hold Hold, asked time.Time) bool {
 	found, s, err := r.ask()
 	switch {
 	case err != nil:
-		r.leaveUnknown()
-		c.flight.end(outcome{kind: outUnavailable, err: err})
+		r.leaveUnknown(outcome{kind: outUnavailable, err: err})
 		c.refuseUnavailable("it could not be found out what became of the first request", err)
 	case found.Action == SettleAs:
 		if err := r.record(s); err != nil {
@@ -75,7 +75,7 @@ func (c *call) recover(hold Hold, asked time.Time) bool {
 		left = true
 		return c.runAgain(hold)
 	default:
-		r.leaveUnknown()
+		r.leaveUnknown(outcome{kind: outRetry})
 		c.refuseUnknown(nil)
 	}
 	return true
@@ -85,8 +85,9 @@ func (c *call) recover(hold Hold, asked time.Time) bool {
 func (r *run) ask() (found Recovery, s *stored, err error) {
 	returned := false
 	defer func() {
-		if !returned {
-			r.leaveUnknown()
+		if !returned { // it panicked, and that goes on
+			r.leaveUnknown(outcome{kind: outRetry})
+			r.c.emit(EventUnavailable, 0, errRecoverPanicked)
 		}
 	}()
 	found, err = r.c.m.cfg.Recover(r.ctx, &r.c.op)
@@ -101,13 +102,16 @@ func (r *run) ask() (found Recovery, s *stored, err error) {
 	return found, s, err
 }
 
-// leaveUnknown ends the hold of one that asked, without an answer.
-func (r *run) leaveUnknown() {
+var errRecoverPanicked = errors.New("server: Recover panicked")
+
+// leaveUnknown ends the hold of one that asked, without an answer. out is for
+// those who wait.
+func (r *run) leaveUnknown(out outcome) {
 	deadline := r.lease.stop()
 	_, _ = r.c.insist(deadline, func(ctx context.Context) (bool, error) {
 		return r.c.m.store.Complete(ctx, r.hold, Result{State: Unknown})
 	}) // else the lease ends it
-	r.c.flight.end(outcome{kind: outRetry})
+	r.c.flight.end(out)
 }
 
 // runAgain makes the hold of one that asked into that of a new run.

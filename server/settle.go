@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -37,8 +38,9 @@ func (m *Middleware) Lookup(ctx context.Context, scope, key string) (rec Record,
 
 // Settle gives an operation of unknown outcome its result: what later arrivals
 // of the key are answered. The error matches [ErrNotFound] if there is no
-// record, [ErrRunning] while it runs, and [ErrSettled] if it has its result and
-// a body; one whose body was not kept is given this one.
+// record, [ErrRunning] while it runs or Config.Recover is asked about it, and
+// [ErrSettled] if it has its result and a body; one whose body was not kept is
+// given this one.
 func (m *Middleware) Settle(ctx context.Context, scope, key string, r Response) error {
 	id, err := identity(scope, key)
 	if err != nil {
@@ -68,7 +70,7 @@ func (m *Middleware) Settle(ctx context.Context, scope, key string, r Response) 
 			}
 			s.ref, s.executedAt = old.ref, old.executedAt
 		}
-		ok, err := m.store.Settle(ctx, id, row.Generation, Result{State: Done, Status: s.status, Data: s.encode(), ExecutedAt: s.executedAt})
+		ok, err := m.settle(ctx, id, &row, Result{State: Done, Status: s.status, Data: s.encode(), ExecutedAt: s.executedAt})
 		if err != nil {
 			return err
 		}
@@ -78,6 +80,21 @@ func (m *Middleware) Settle(ctx context.Context, scope, key string, r Response) 
 		}
 	}
 	return ErrRunning
+}
+
+// settle gives a row its result. One that has none is taken over first: the run
+// itself, or somebody who asks, may be about to end it, and only one may.
+func (m *Middleware) settle(ctx context.Context, id ID, row *Row, res Result) (bool, error) {
+	if row.State == Done {
+		return m.store.Settle(ctx, id, row.Generation, res)
+	}
+	hold := Hold{ID: id, Generation: row.Generation + 1}
+	_, _ = rand.Read(hold.Owner[:]) // never fails
+	t := Takeover{ID: id, Owner: hold.Owner, Generation: row.Generation, Lease: m.cfg.Lease, Ask: true}
+	if ok, err := m.store.Takeover(ctx, t); err != nil || !ok {
+		return false, err
+	}
+	return m.store.Complete(ctx, hold, res)
 }
 
 // settlement makes a result of what the application says.

@@ -1,0 +1,129 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemore-go/oncemore/server"
+	"github.com/oncemore-go/oncemore/server/storetest"
+)
+
+// What random schedules found, as few steps as show it.
+
+// hooked is a store with a step in between.
+type hooked struct {
+	server.Store
+	looked  func() // a row was read, and is on its way
+	renewal error
+}
+
+func (h *hooked) Lookup(ctx context.Context, id server.ID) (server.Row, bool, error) {
+	row, found, err := h.Store.Lookup(ctx, id)
+	if h.looked != nil {
+		h.looked()
+	}
+	return row, found, err
+}
+
+func (h *hooked) Renew(ctx context.Context, hold server.Hold, lease time.Duration) (bool, error) {
+	if h.renewal != nil {
+		return false, h.renewal
+	}
+	return h.Store.Renew(ctx, hold, lease)
+}
+
+// An operator read that the run had lost its lease; the run ended all the same,
+// and its client was answered. Settle then replaced that answer by another.
+func TestSettleReplacesNoResultThatCameMeanwhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := storetest.NewMemory()
+		goOn := make(chan struct{})
+		owner := newMiddlewareOver(t, &hooked{Store: memory, renewal: errors.New("cut off")}, nil).
+			Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				<-goOn
+				w.WriteHeader(http.StatusCreated)
+				_, _ = w.Write([]byte("of the run"))
+			}))
+		var first *httptest.ResponseRecorder
+		go func() { first = post(owner, "k", "{}") }()
+		time.Sleep(time.Minute)
+
+		operator := newMiddlewareOver(t, &hooked{Store: memory, looked: func() {
+			if first == nil {
+				close(goOn)
+				synctest.Wait()
+			}
+		}}, nil)
+		err := operator.Settle(t.Context(), "acme", "k", server.Response{Status: 200, Body: []byte("of the operator")})
+		require.NotNil(t, first)
+		assert.Equal(t, "of the run", first.Body.String())
+		require.ErrorIs(t, err, server.ErrSettled)
+		assert.Equal(t, "of the run", post(operator.Wrap(&counter{}), "k", "{}").Body.String())
+	})
+}
+
+// Two decide at once: the operator comes too late, and the application is not
+// asked for nothing.
+func TestSettleWaitsForRecover(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &counter{}
+		asked, goOn := make(chan struct{}), make(chan struct{})
+		m := newMiddleware(t, func(c *server.Config) {
+			c.Recover = func(context.Context, *server.Operation) (server.Recovery, error) {
+				close(asked)
+				<-goOn
+				return server.Recovery{Action: server.RunAgain}, nil
+			}
+		})
+		var runs int
+		g := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if runs++; runs == 1 {
+				op, _ := server.OperationFrom(r.Context())
+				op.EffectStarted()
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+			h.ServeHTTP(w, r)
+		}))
+		post(g, "k", "{}")
+		var second *httptest.ResponseRecorder
+		go func() { second = post(g, "k", "{}") }()
+		<-asked
+		err := m.Settle(t.Context(), "acme", "k", server.Response{Status: 200, Body: []byte("of the operator")})
+		require.ErrorIs(t, err, server.ErrRunning)
+		close(goOn)
+		synctest.Wait()
+		require.NotNil(t, second)
+		assert.Equal(t, second.Body.String(), post(g, "k", "{}").Body.String())
+		assert.EqualValues(t, 1, h.runs.Load())
+	})
+}
+
+// A panic in Recover left a request without an event that names its outcome.
+func TestRecoverThatPanicsHasAnOutcome(t *testing.T) {
+	t.Parallel()
+	var kinds []server.EventKind
+	m := newMiddleware(t, func(c *server.Config) {
+		c.Recover = func(context.Context, *server.Operation) (server.Recovery, error) { panic("no idea") }
+		c.Observer = func(_ context.Context, e server.Event) { kinds = append(kinds, e.Kind) }
+	})
+	g := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		op, _ := server.OperationFrom(r.Context())
+		op.EffectStarted()
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	post(g, "k", "{}")
+	kinds = nil
+	assert.PanicsWithValue(t, "no idea", func() { post(g, "k", "{}") })
+	assert.Equal(t, []server.EventKind{server.EventTakeover, server.EventUnknown}, kinds)
+}

@@ -87,7 +87,7 @@ func (r *run) ask() (found Recovery, s *stored, err error) {
 	defer func() {
 		if !returned { // it panicked, and that goes on
 			r.leaveUnknown(outcome{kind: outRetry})
-			r.c.emit(EventUnavailable, 0, errRecoverPanicked)
+			r.c.emit(EventUnknown, 0, errRecoverPanicked)
 		}
 	}()
 	found, err = r.c.m.cfg.Recover(r.ctx, &r.c.op)

@@ -116,6 +116,7 @@ func TestWaitForTheWriterEndsWithTheContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		_, _, err := s.Claim(ctx, newClaim())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, server.ErrBusy, "which is no lost database")
 		cancel()
 	}
 	assert.Equal(t, 1, db.Stats().InUse, "the transaction's own")

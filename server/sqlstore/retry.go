@@ -101,15 +101,20 @@ func pause(ctx context.Context, err error, try int) bool {
 
 // fail is the error that the caller of the store gets.
 func (s *Store) fail(ctx context.Context, call string, err error) error {
-	switch k := s.d.classify(err); {
-	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
-		return fmt.Errorf("sqlstore: %s: %w: %w", call, ctx.Err(), err)
-	case k == missing:
-		return fmt.Errorf("sqlstore: %s: table oncemore_keys is missing: run Migrate, or the statements of Schema: %w", call, err)
-	case k == tooLarge:
-		return fmt.Errorf("sqlstore: %s: %w: %w", call, server.ErrTooLarge, err)
+	k := s.d.classify(err)
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
 	}
-	return fmt.Errorf("sqlstore: %s: %w", call, err)
+	switch k {
+	case locked:
+		return fmt.Errorf("sqlstore: %s: %w: %w", call, server.ErrBusy, err)
+	case missing:
+		return fmt.Errorf("sqlstore: %s: table oncemore_keys is missing: run Migrate, or the statements of Schema: %w", call, err)
+	case tooLarge:
+		return fmt.Errorf("sqlstore: %s: %w: %w", call, server.ErrTooLarge, err)
+	default:
+		return fmt.Errorf("sqlstore: %s: %w", call, err)
+	}
 }
 
 // gate lets one in at a time. Who waits holds no connection.

@@ -18,7 +18,9 @@ var _ server.TxStore = (*Store)(nil)
 //
 // Every method's error wraps the driver's own. An error of a missing table says
 // to run [Store.Migrate]; a result that the database can't take is an error
-// that matches [server.ErrTooLarge].
+// that matches [server.ErrTooLarge]; an error of a call, of any method, that
+// waited as long as it may for somebody else's transaction (on SQLite for the
+// writer) matches [server.ErrBusy].
 type Store struct {
 	db     *sql.DB
 	d      *dialect

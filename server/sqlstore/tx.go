@@ -49,9 +49,6 @@ func (s *Store) BeginTx(ctx context.Context, c *server.Claim) (server.Tx, server
 		k := s.d.classify(err)
 		again := (k == transient || k == locked) && try < maxRetries && time.Since(begin) < lockWait
 		if !again || ctx.Err() != nil || !pause(ctx, err, try) {
-			if k == locked && ctx.Err() == nil {
-				err = fmt.Errorf("%w: %w", server.ErrBusy, err)
-			}
 			return nil, server.Row{}, false, s.fail(ctx, "begin", err)
 		}
 	}

@@ -72,6 +72,7 @@ func once(ctx context.Context, s *sqlstore.Store, c server.Claim, inTx bool) (da
 	if won = row.Owner == c.Owner; won {
 		var ok bool
 		if inTx {
+			defer func() { _ = tx.Rollback() }()
 			if ok, err = tx.Complete(ctx, holdOf(c), result(c)); ok && err == nil {
 				err = tx.Commit(ctx)
 			}

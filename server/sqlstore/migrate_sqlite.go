@@ -18,6 +18,13 @@ func (s *Store) checkSQLite(ctx context.Context) error {
 	}
 	defer func() { _ = conn.Close() }()
 
+	version, err := s.setting(ctx, conn, `SELECT CASE WHEN typeof(unixepoch('subsec')) = 'real' THEN '' ELSE sqlite_version() END`)
+	if err != nil {
+		return err
+	}
+	if version != "" {
+		return errors.New("SQLite " + version + " has no clock with fractions of a second: 3.42 or later is needed")
+	}
 	readOnly, err := s.number(ctx, conn, `PRAGMA query_only`)
 	if err != nil {
 		return err

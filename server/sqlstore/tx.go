@@ -73,7 +73,7 @@ func (s *Store) begin(ctx context.Context, c *server.Claim) (t *tx, row server.R
 	}
 	won, err := t.start(ctx, c)
 	if err == nil && won {
-		t.unbind = context.AfterFunc(ctx, func() { _ = t.Rollback() })
+		t.unbind = context.AfterFunc(ctx, func() { t.giveBack(t.tx.Rollback() == nil) })
 		if c == nil {
 			return t, server.Row{}, false, nil
 		}
@@ -91,7 +91,7 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	t := &tx{s: s, values: context.WithoutCancel(ctx)}
+	t := &tx{s: s, values: context.WithoutCancel(ctx), unbind: func() bool { return true }}
 	if s.writer != nil {
 		if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
 			return nil, err
@@ -120,7 +120,7 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	if ctx.Err() != nil && caller.Err() == nil {
 		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
-	t.finish(false)
+	t.giveBack(false)
 	return nil, err
 }
 
@@ -205,7 +205,8 @@ func (t *tx) Commit(ctx context.Context) error {
 	stop := context.AfterFunc(bounded, t.cancel)
 	err := t.tx.Commit()
 	stop()
-	t.finish(err == nil)
+	t.unbind()
+	t.giveBack(err == nil)
 	if err != nil {
 		return t.s.fail(bounded, "commit", err)
 	}
@@ -215,20 +216,18 @@ func (t *tx) Commit(ctx context.Context) error {
 // Rollback implements [server.Tx].
 func (t *tx) Rollback() error {
 	err := t.tx.Rollback()
-	t.finish(err == nil)
+	t.unbind()
+	t.giveBack(err == nil)
 	if err != nil && !errors.Is(err, sql.ErrTxDone) {
 		return fmt.Errorf("sqlstore: rollback: %w", err)
 	}
 	return nil
 }
 
-// finish gives back what the transaction held. ended: the database has
+// giveBack gives back what the transaction held. ended: the database has
 // confirmed its end.
-func (t *tx) finish(ended bool) {
+func (t *tx) giveBack(ended bool) {
 	t.end.Do(func() {
-		if t.unbind != nil {
-			t.unbind()
-		}
 		if t.conn != nil {
 			closeSession(t.values, t.conn, ended)
 		}

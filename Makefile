@@ -24,6 +24,13 @@ export GOLANGCI_LINT_CACHE := $(BIN)/lint-cache
 # The root first, then the nested ones.
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testdata/*' -not -path './bin/*' -not -path '*/.*/*')))
 
+# PACKAGE:BINARY of what the tests start, and of what an own store may want.
+DATABASES := postgresql:/usr/lib/postgresql/*/bin/postgres pgbouncer:/usr/sbin/pgbouncer mariadb-server:/usr/sbin/mariadbd
+REDIS     := redis-server:/usr/bin/redis-server
+
+# $(call missing,LIST) prints the packages whose binary is nowhere.
+missing = for service in $(1); do compgen -G "$${service\#*:}" >/dev/null || command -v "$${service\#\#*/}" >/dev/null || echo "$${service%%:*}"; done
+
 # $(call each,COMMAND) runs it in every module; the first that fails ends it.
 each = for module in $(MODULES); do echo "-- $$module: $(strip $(1))"; (cd "$$module" && $(1)); done
 
@@ -46,16 +53,9 @@ race: databases ## Run every test with the race detector, in random order
 # go test keeps the reason of a skip to itself, so it is said here.
 .PHONY: databases
 databases:
-	@if [ -d integration ]; then \
-		compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || \
-			echo "skip: no PostgreSQL here, its tests do not run ('make services' installs it)"; \
-		[ -x /usr/sbin/mariadbd ] || command -v mariadbd >/dev/null || \
-			echo "skip: no MariaDB here, its tests do not run ('make services' installs it)"; \
-	fi
-	@if [ -d redisstore ]; then \
-		command -v redis-server >/dev/null || \
-			echo "skip: no Redis here, its tests do not run ('make services' installs it)"; \
-	fi
+	@for package in $$($(call missing,$(DATABASES))); do \
+		echo "skip: $$package is not installed, its tests do not run ('make services' installs it)"; \
+	done
 
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME
@@ -114,13 +114,10 @@ $(GOLANGCI):
 	@mv $(BIN)/build/golangci-lint $@
 
 .PHONY: services
-services: ## Install PostgreSQL, MariaDB and Redis from Debian's packages, where missing (root or sudo)
-	@missing=(); \
-	compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || missing+=(postgresql); \
-	[ -x /usr/sbin/mariadbd ] || command -v mariadbd >/dev/null || missing+=(mariadb-server); \
-	command -v redis-server >/dev/null || missing+=(redis-server); \
+services: ## Install PostgreSQL, PgBouncer, MariaDB and Redis from Debian's packages, where missing (root or sudo)
+	@missing=($$($(call missing,$(DATABASES) $(REDIS)))); \
 	if [ $${#missing[@]} -eq 0 ]; then \
-		echo "PostgreSQL, MariaDB and Redis are installed; the tests start servers of their own"; exit 0; \
+		echo "all databases are installed; the tests start servers of their own"; exit 0; \
 	fi; \
 	command -v apt-get >/dev/null || { \
 		echo "missing: $${missing[*]}; there is no apt-get here, so install their like by hand" >&2; exit 1; }; \

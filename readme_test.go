@@ -31,12 +31,14 @@ import (
 	"context"
 	"database/sql"
 	"net/http"
+	"testing"
 
 	"github.com/oncemore-go/oncemore"
 	"github.com/oncemore-go/oncemore/server"
 )
 
 var (
+	t                *testing.T
 	ctx              context.Context
 	db               *sql.DB
 	policy           *oncemore.Policy
@@ -50,8 +52,9 @@ var (
 
 // What they may import.
 var snippetImports = []string{
-	"context", "database/sql", "errors", "fmt", "log/slog", "net/http", "strings", "time",
-	module, module + "/server", module + "/server/sqlstore", module + "/server/storetest",
+	"context", "database/sql", "errors", "fmt", "log/slog", "net", "net/http", "strings", "syscall", "testing", "testing/synctest", "time",
+	module, module + "/oncemoretest", module + "/server", module + "/server/sqlstore", module + "/server/storetest",
+	"github.com/jarcoal/httpmock",
 }
 
 // TestSnippets type-checks every block of Go in the README and the docs, as the

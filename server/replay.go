@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -21,6 +22,11 @@ func (c *call) replay(s *stored) {
 		return
 	}
 	h := c.w.Header()
+	rebuilds := !s.kept && c.m.cfg.Rebuild != nil
+	var before http.Header
+	if rebuilds {
+		before = h.Clone()
+	}
 	for _, line := range s.header {
 		if !s.kept && (line.name == "Etag" || line.name == "Content-Encoding") {
 			continue // they speak of a body that is not there
@@ -37,8 +43,8 @@ func (c *call) replay(s *stored) {
 		if len(s.body) > 0 {
 			_, _ = c.w.Write(s.body) // a client that has left comes again
 		}
-	case c.m.cfg.Rebuild != nil:
-		if !c.rebuild(s) {
+	case rebuilds:
+		if !c.rebuild(s, before) {
 			return
 		}
 	default:
@@ -72,19 +78,27 @@ func (s *stored) mark(h http.Header) {
 	h[headerExecutedAt] = []string{s.executedAt.UTC().Format(http.TimeFormat)}
 }
 
+var errRebuildPanicked = errors.New("server: Rebuild panicked")
+
 // rebuild lets the application make the body. It reports whether that worked;
-// if not, the request is answered.
-func (c *call) rebuild(s *stored) bool {
+// if not, the request is answered, with the headers that were there before.
+func (c *call) rebuild(s *stored, before http.Header) bool {
 	rec := &recorder{
-		w: c.w, holdAll: true, head: c.r.Method == http.MethodHead, implied: s.status, before: c.w.Header().Clone(),
-		marks: s.mark,
+		w: c.w, holdAll: true, head: c.r.Method == http.MethodHead, implied: s.status, before: before, marks: s.mark,
 	}
+	returned := false
+	defer func() {
+		if !returned { // it panicked, and that goes on
+			c.emit(EventUnavailable, 0, errRebuildPanicked)
+		}
+	}()
 	known := Record{State: Done, Attempt: max(c.attempt, c.op.attempt)}
 	s.fill(&known)
 	err := c.m.cfg.Rebuild(rec, c.again(c.r.Context()), known)
+	returned = true
 	rec.close()
 	if err != nil {
-		clear(c.w.Header())
+		rec.discard()
 		c.refuse(EventUnavailable, Problem{
 			Code: codeFailed, Status: http.StatusInternalServerError,
 			Detail: "the request was done, but its answer could not be made again",

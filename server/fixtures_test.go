@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -356,3 +357,26 @@ type discarder struct {
 func (d *discarder) Header() http.Header         { return d.header }
 func (d *discarder) Write(p []byte) (int, error) { return len(p), nil }
 func (d *discarder) WriteHeader(status int)      { d.status = status }
+
+// newRequest is a keyed request.
+func newRequest(key string) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/charges", strings.NewReader("{}"))
+	r.Header.Set("Idempotency-Key", key)
+	return r
+}
+
+// sentTo is a request under way to h.
+func sentTo(h http.Handler, key string) <-chan *httptest.ResponseRecorder {
+	return sent(func() *httptest.ResponseRecorder { return post(h, key, "{}") })
+}
+
+// spy notes the identity of the last claim.
+type spy struct {
+	server.Store
+	id *server.ID
+}
+
+func (s spy) Claim(ctx context.Context, c server.Claim) (server.Row, bool, error) {
+	*s.id = c.ID
+	return s.Store.Claim(ctx, c)
+}

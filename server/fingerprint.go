@@ -21,7 +21,7 @@ const maxDrain = 256 << 10
 // readBody reads the whole body, at most limit bytes. The error is a
 // [*http.MaxBytesError] if there are more.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+	if r.Body == nil || r.Body == http.NoBody {
 		return nil, nil
 	}
 	if r.ContentLength > limit {
@@ -30,13 +30,15 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	// A length that is only announced is not believed beyond the first part.
 	buf := make([]byte, 0, max(512, min(r.ContentLength+1, 64<<10)))
 	body := r.Body
-	if r.ContentLength < 0 { // net/http reads no more than the length, where there is one
+	if r.ContentLength <= 0 { // net/http reads no more than the length, where there is one
 		body = http.MaxBytesReader(w, r.Body, limit)
 	}
 	for {
 		n, err := body.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
 		switch {
+		case int64(len(buf)) > limit: // a body that somebody has put there meanwhile, longer than the length
+			return nil, &http.MaxBytesError{Limit: limit}
 		case errors.Is(err, io.EOF):
 			return buf, nil
 		case err != nil:

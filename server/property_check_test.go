@@ -160,7 +160,7 @@ func (w *world) checkSuccess(a *answer) {
 	case req.start.After(l.expires) && req.start.After(l.settled.Add(w.lag())):
 		w.fault("%v: a result that had expired", req)
 	}
-	if at, told := w.expired[req.who()]; told && req.start.After(at) && !w.forgotten[req.who()] {
+	if at, told := w.expired[req.who()]; told && req.start.After(at.Add(w.lag())) && !w.forgotten[req.who()] {
 		w.fault("%v: an answer from a key that was refused as expired", req)
 	}
 }

@@ -143,24 +143,31 @@ func TestKillTheAPI(t *testing.T) {
 	assert.Contains(t, got.stdout, "no API", "the run met a dead API")
 }
 
-// The payer is killed in mid-batch: the API finishes what it has begun, and the
-// next run pays the rest.
-func TestKillThePayer(t *testing.T) {
+// The run is killed in mid-batch, with its API or without it: what was begun is
+// finished or undone, and the next run pays the rest.
+func TestKillTheRun(t *testing.T) {
 	t.Parallel()
-	const payments = 60
-	ledger := filepath.Join(t.TempDir(), "ledger.db")
-	in := batchFile(t, payments, 0)
-	kill, addr := serveProcess(t, "127.0.0.1:0", ledger)
-	defer kill()
-	args := []string{"-api", addr, "-ledger", ledger, "-in", in, "-retry-after", "0", "-slow", "1", "-latency", "50ms"}
-	for i := range 3 {
-		run := spawn(t, args...)
-		untilCharged(t, ledger, (i+1)*payments/6)
-		require.NoError(t, run.Process.Kill())
-		_ = run.Wait()
-		assert.Less(t, charges(t, ledger), payments, "killed in mid-batch")
+	for _, own := range []bool{true, false} {
+		t.Run(fmt.Sprintf("own API %t", own), func(t *testing.T) {
+			t.Parallel()
+			const payments = 60
+			ledger := filepath.Join(t.TempDir(), "ledger.db")
+			args := []string{"-ledger", ledger, "-in", batchFile(t, payments, 0), "-retry-after", "0", "-slow", "1", "-latency", "50ms"}
+			if !own {
+				kill, addr := serveProcess(t, "127.0.0.1:0", ledger)
+				defer kill()
+				args = append(args, "-api", addr)
+			}
+			for i := range 3 {
+				run := spawn(t, args...)
+				untilCharged(t, ledger, (i+1)*payments/6)
+				require.NoError(t, run.Process.Kill())
+				_ = run.Wait()
+				assert.Less(t, charges(t, ledger), payments, "killed in mid-batch")
+			}
+			spawn(t, args...).result(t).exactlyOnce(t, ledger, payments)
+		})
 	}
-	spawn(t, args...).result(t).exactlyOnce(t, ledger, payments)
 }
 
 func TestInterrupt(t *testing.T) {

@@ -27,7 +27,6 @@ type requestBody struct {
 	finished bool        // there will be no other
 	closed   bool        // orig is
 	failed   error       // why the caller's reader failed
-	first    bodyReader  // saves an allocation
 }
 
 // init takes the body of a request, of which up to keep bytes may be kept.
@@ -47,10 +46,10 @@ func (b *requestBody) init(req *http.Request, keep int64) {
 // exists reports whether there is a body at all.
 func (b *requestBody) exists() bool { return b.orig != nil }
 
-// open returns the reader of the next attempt. The one before it reads no
+// open makes r the reader of the next attempt. The one before it reads no
 // more from the spool: its attempt is over, although the transport may not
 // know it yet.
-func (b *requestBody) open() (io.ReadCloser, error) {
+func (b *requestBody) open(r *bodyReader) (io.ReadCloser, error) {
 	if err := b.failure(); err != nil {
 		return nil, err
 	}
@@ -68,12 +67,8 @@ func (b *requestBody) open() (io.ReadCloser, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := &b.first
-	if b.current != nil {
-		r = new(bodyReader)
-		if b.spool != nil {
-			b.current.stop()
-		}
+	if b.current != nil && b.spool != nil {
+		b.current.stop()
 	}
 	r.body, r.opened = b, opened
 	if b.spool != nil {

@@ -28,14 +28,19 @@ func bodies(t *testing.T, content string) map[string]func() (io.Reader, func(*ht
 	open := func() (io.ReadCloser, error) { return os.Open(name) }
 	none := func(*http.Request) {}
 	return map[string]func() (io.Reader, func(*http.Request)){
-		"bytes.Reader":  func() (io.Reader, func(*http.Request)) { return bytes.NewReader([]byte(content)), none },
-		"strings":       func() (io.Reader, func(*http.Request)) { return strings.NewReader(content), none },
-		"bytes.Buffer":  func() (io.Reader, func(*http.Request)) { return bytes.NewBufferString(content), none },
-		"one way":       func() (io.Reader, func(*http.Request)) { return oneWay(content), none },
-		"bit by bit"  :  func() (io.Reader, func(*http.Request)) { return &slowReader{s: content}, none },
-		"known length":  func() (io.Reader, func(*http.Request)) { return oneWay(content), func(r *http.Request) { r.ContentLength = int64(len(content)) } },
-		"file":          func() (io.Reader, func(*http.Request)) { f, _ := open(); return f, none },
-		"file, GetBody": func() (io.Reader, func(*http.Request)) { f, _ := open(); return f, func(r *http.Request) { r.GetBody = open } },
+		"bytes.Reader": func() (io.Reader, func(*http.Request)) { return bytes.NewReader([]byte(content)), none },
+		"strings":      func() (io.Reader, func(*http.Request)) { return strings.NewReader(content), none },
+		"bytes.Buffer": func() (io.Reader, func(*http.Request)) { return bytes.NewBufferString(content), none },
+		"one way":      func() (io.Reader, func(*http.Request)) { return oneWay(content), none },
+		"bit by bit":   func() (io.Reader, func(*http.Request)) { return &slowReader{s: content}, none },
+		"known length": func() (io.Reader, func(*http.Request)) {
+			return oneWay(content), func(r *http.Request) { r.ContentLength = int64(len(content)) }
+		},
+		"file": func() (io.Reader, func(*http.Request)) { f, _ := open(); return f, none },
+		"file, GetBody": func() (io.Reader, func(*http.Request)) {
+			f, _ := open()
+			return f, func(r *http.Request) { r.GetBody = open }
+		},
 		"pipe": func() (io.Reader, func(*http.Request)) {
 			r, w := io.Pipe()
 			go func() {
@@ -234,9 +239,13 @@ func TestABodyThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("the disk is on fire")
 	for name, newBody := range map[string]func(*http.Request){
-		"reader":       func(r *http.Request) { r.Body = io.NopCloser(io.MultiReader(strings.NewReader("x"), errReader{broken})) },
-		"GetBody":      func(r *http.Request) { r.GetBody = func() (io.ReadCloser, error) { return nil, broken } },
-		"GetBody read": func(r *http.Request) { r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(errReader{broken}), nil } },
+		"reader": func(r *http.Request) {
+			r.Body = io.NopCloser(io.MultiReader(strings.NewReader("x"), errReader{broken}))
+		},
+		"GetBody": func(r *http.Request) { r.GetBody = func() (io.ReadCloser, error) { return nil, broken } },
+		"GetBody read": func(r *http.Request) {
+			r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(errReader{broken}), nil }
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -311,14 +320,14 @@ func TestASpoolKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	body := requestBody{}
 	body.init(requestTo(t, http.MethodPost, "http://x.example", oneWay("0123456789")), 100)
-	first, err := body.open()
+	first, err := body.open(new(bodyReader))
 	require.NoError(t, err)
 	p := make([]byte, 4)
 	_, err = io.ReadFull(first, p)
 	require.NoError(t, err)
 	assert.Equal(t, "0123", string(p))
 
-	second, err := body.open()
+	second, err := body.open(new(bodyReader))
 	require.NoError(t, err)
 	_, err = first.Read(p)
 	require.ErrorIs(t, err, errBodyClosed, "the attempt is over")

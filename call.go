@@ -36,11 +36,11 @@ type call struct {
 	delays   *backoff.ExponentialBackOff // nil before the first retry
 	stop     StopReason
 	req      *http.Request // of the latest hop
-	err      error         // of the latest hop
 	errURL   string        // where net/http says that it failed
 	returned bool          // the caller has the response
+	bare     bool          // the first attempt has no context of its own
 
-	room     [2]Attempt // room for the attempts of nearly every call
+	room     [1]Attempt // room for the attempt of nearly every call
 	first    attempt
 	buffered bufferedBody
 }
@@ -61,6 +61,10 @@ func (c *call) Value(key any) any {
 	switch key.(type) {
 	case callKey:
 		return c
+	case attemptKey:
+		if c.bare {
+			return &c.first
+		}
 	case withKey:
 		if k, _ := c.Context.Value(key).(string); k == "" {
 			return c.Context.Value(key)

@@ -11,15 +11,14 @@ import (
 // net/http's own: an http.Client follows them over our hops. It comes in only
 // where there is something for it to do: most calls are not redirected.
 func (c *call) follow(req *http.Request) (*http.Response, error) {
-	hops := &hops{call: c}
-	if c.client.jar == nil && req.URL.User == nil {
-		resp, err := c.send(req, c.body.exists())
-		if err != nil || !isRedirect(resp.StatusCode) {
-			return resp, err
-		}
-		hops.first = resp
+	if c.client.jar != nil || req.URL.User != nil {
+		return (&hops{call: c}).follow(req)
 	}
-	return hops.follow(req)
+	resp, err := c.send(req, c.body.exists())
+	if err != nil || !isRedirect(resp.StatusCode) {
+		return resp, err
+	}
+	return (&hops{call: c, first: resp}).follow(req)
 }
 
 // hops is the transport below the http.Client that follows redirects.
@@ -27,6 +26,7 @@ type hops struct {
 	call  *call
 	first *http.Response // of the first hop, if it is there already
 	entry *http.Request  // what the http.Client was given
+	err   error          // of the latest hop
 }
 
 func (t *hops) follow(req *http.Request) (*http.Response, error) {
@@ -40,7 +40,7 @@ func (t *hops) follow(req *http.Request) (*http.Response, error) {
 	resp, err := client.Do(t.entry)
 	if ue, ok := err.(*url.Error); ok { //nolint:errorlint // http.Client returns nothing else
 		c.errURL, err = redactURL(ue.URL), ue.Err
-		if !errors.Is(err, c.err) {
+		if !errors.Is(err, t.err) {
 			c.stop = StopFinal // not ours: the redirect itself failed
 		}
 	}
@@ -60,7 +60,7 @@ func (t *hops) RoundTrip(req *http.Request) (*http.Response, error) {
 		hop.Body, hop.GetBody = c.body.orig, c.body.get
 	}
 	resp, err := c.send(hop, withBody)
-	c.err = err
+	t.err = err
 	t.dropBody()
 	return resp, err
 }

@@ -12,6 +12,7 @@ type hop struct {
 	policy   *Policy
 	withBody bool
 	paid     int // tokens that its retries took
+	host     string
 	cut      int // uploads in a row that were cut off
 }
 
@@ -65,12 +66,14 @@ func (h *hop) next(a *attempt) (time.Duration, StopReason) {
 		return 0, StopDeadline
 	}
 	cost := h.cost(a)
-	host := hostPort(h.req.URL)
-	if !h.client.budget.take(host, cost) {
+	if h.host == "" {
+		h.host = hostPort(h.req.URL)
+	}
+	if !h.client.budget.take(h.host, cost) {
 		return 0, StopBudget
 	}
 	if veto := h.client.stopRetry; veto != nil && veto(h.req, h.latest()) {
-		h.client.budget.give(host, cost)
+		h.client.budget.give(h.host, cost)
 		return 0, StopVeto
 	}
 	h.paid += cost
@@ -143,7 +146,7 @@ func (h *hop) settle(reason Reason) {
 	}
 	switch {
 	case h.paid > 0:
-		budget.give(hostPort(h.req.URL), h.paid)
+		budget.give(h.host, h.paid)
 	case reason == ReasonOK && budget.used.Load() > 0: // else it is full
 		budget.give(hostPort(h.req.URL), 1)
 	}

@@ -45,6 +45,7 @@ type attempt struct {
 	buffered bool // the response body has been read
 	decision Decision
 	body     attemptBody
+	reader   bodyReader
 }
 
 type attemptKey struct{}
@@ -89,7 +90,8 @@ func (h *hop) attempt() (*attempt, error) {
 func (h *hop) newAttempt() *attempt {
 	a := &h.first
 	if len(h.attempts) > 0 {
-		a = new(attempt)
+		t := new(tracedAttempt)
+		a, t.attempt.trace = &t.attempt, &t.trace
 	}
 	a.call, a.number, a.withBody, a.began = h.call, len(h.attempts)+1, h.withBody, time.Now()
 	return a
@@ -124,12 +126,22 @@ func (a *attempt) start(h *hop) context.Context {
 	}
 	// A trace tells what was written. It is worth its price where the answer
 	// decides, on a retry, and where somebody looks.
-	if h.client.observer == nil && a.number == 1 && (h.safe() || a.limit == 0) {
+	if a.trace == nil && (h.client.observer != nil || !h.safe() && a.limit > 0) {
+		a.trace = new(trace)
+	}
+	if a.trace == nil {
 		return a
 	}
-	a.trace = new(trace)
-	a.trace.GetConn, a.trace.WroteHeaders = a.trace.asked, a.trace.wrote
+	if a.trace.WroteHeaders = a.trace.wrote; !h.safe() {
+		a.trace.GetConn = a.trace.asked
+	}
 	return httptrace.WithClientTrace(a, &a.trace.ClientTrace)
+}
+
+// tracedAttempt is an attempt and its trace in one allocation.
+type tracedAttempt struct {
+	attempt attempt
+	trace   trace
 }
 
 // expire ends the attempt's time.
@@ -141,13 +153,19 @@ func (h *hop) safe() bool { return h.keyed || isIdempotent(h.req.Method) }
 // prepare makes the attempt's own request.
 func (a *attempt) prepare(ctx context.Context, h *hop) error {
 	hook := h.client.beforeAttempt
-	if hook != nil {
+	switch {
+	case hook != nil:
 		a.req = h.req.Clone(ctx)
-	} else if a.req = h.req.WithContext(ctx); a.number > 1 {
+	case a.number > 1:
+		a.req = h.req.WithContext(ctx)
 		a.req.Header = maps.Clone(a.req.Header) // the attempt before may still be writing its own
+	case a.cancel == nil && a.trace == nil:
+		a.req, h.bare = h.req, true // nothing to tell the attempt's context from the call's
+	default:
+		a.req = h.req.WithContext(ctx)
 	}
 	if h.withBody {
-		body, err := h.body.open()
+		body, err := h.body.open(&a.reader)
 		if err != nil {
 			h.stop = StopBody
 			return err

@@ -96,7 +96,7 @@ func TestAServerThatAnswersBeforeItHasRead(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
 			got := map[string][]string{}
-			everywhere(t, Config{Policy: &Policy{BaseDelay: time.Millisecond, MaxAttempts: 8}}, func() http.Handler {
+			everywhere(t, Config{Policy: stubborn()}, func() http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					mu.Lock()
 					n := len(got[r.Header.Get(KeyHeader)])

@@ -122,7 +122,9 @@ func TestB045_NoRaceOnTheBody(t *testing.T) {
 	content := make([]byte, 5<<20)
 	_, _ = rand.Read(content)
 	want := sha256.Sum256(content)
-	everywhere(t, Config{Policy: &Policy{BaseDelay: time.Millisecond, MaxBufferedBody: 8 << 20, MaxAttempts: 9}}, func() http.Handler {
+	large := stubborn()
+	large.MaxBufferedBody = 8 << 20
+	everywhere(t, Config{Policy: large}, func() http.Handler {
 		return early(func(_ *http.Request, body []byte) { assert.Equal(t, want, sha256.Sum256(body)) })
 	}, func(t *testing.T, e env, _ http.Handler) {
 		var wg sync.WaitGroup
@@ -145,7 +147,7 @@ func TestB045_NoRaceOnTheBody(t *testing.T) {
 
 func TestB047_EachBodyStaysWithItsKey(t *testing.T) {
 	t.Parallel()
-	everywhere(t, Config{Policy: quick()}, func() http.Handler {
+	everywhere(t, Config{Policy: stubborn()}, func() http.Handler {
 		return early(func(r *http.Request, body []byte) {
 			assert.Equal(t, strings.Repeat(r.Header.Get(KeyHeader)+" ", 2000), string(body))
 		})
@@ -215,7 +217,7 @@ func TestB053_GracefulCloseLosesNoBody(t *testing.T) {
 			}
 		})
 		srv := startServer(t, h, true)
-		e := formOf(newClient(t, Config{Policy: &Policy{BaseDelay: time.Millisecond, MaxAttempts: 9}}, srv), form, srv.URL, true)
+		e := formOf(newClient(t, Config{Policy: stubborn()}, srv), form, srv.URL, true)
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {

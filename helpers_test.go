@@ -109,8 +109,18 @@ func silence(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 // reset answers nothing and cuts the connection, or the stream.
 func reset(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
-// quick is a policy that does not keep a test waiting.
-func quick() *Policy { return &Policy{BaseDelay: time.Millisecond} }
+// quick is a policy that does not keep a test waiting, and does not mind a
+// busy machine.
+func quick() *Policy {
+	return &Policy{BaseDelay: time.Millisecond, AttemptTimeout: time.Minute, OverallTimeout: 3 * time.Minute}
+}
+
+// stubborn is quick, with many attempts.
+func stubborn() *Policy {
+	p := quick()
+	p.MaxAttempts, p.Budget.Capacity = 9, -1
+	return p
+}
 
 // env is one form of the client against one server.
 type env struct {

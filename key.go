@@ -139,7 +139,7 @@ func headerKey(h http.Header) (key string, found bool, err error) {
 // setKey puts the key on a request that is ours to change; "" takes off what
 // is there.
 func setKey(h http.Header, key string) {
-	if values := h[KeyHeader]; len(values) == 1 && values[0] == key {
+	if values := h[KeyHeader]; key != "" && len(values) == 1 && values[0] == key {
 		return
 	}
 	for name := range h {

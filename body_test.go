@@ -103,7 +103,7 @@ func TestAServerThatAnswersBeforeItHasRead(t *testing.T) {
 					got[r.Header.Get(KeyHeader)] = append(got[r.Header.Get(KeyHeader)], "")
 					mu.Unlock()
 					if n < 2 {
-						w.WriteHeader(503)
+						w.WriteHeader(http.StatusServiceUnavailable)
 						return
 					}
 					body, err := io.ReadAll(r.Body)
@@ -122,7 +122,8 @@ func TestAServerThatAnswersBeforeItHasRead(t *testing.T) {
 						req := e.request(t, http.MethodPost, "/", body)
 						change(req)
 						resp, err := e.do(req)
-						if !assert.NoError(t, err) {
+						if err != nil {
+							assert.Fail(t, "no answer", "%v", err)
 							return
 						}
 						assert.Equal(t, 200, resp.StatusCode)
@@ -130,7 +131,7 @@ func TestAServerThatAnswersBeforeItHasRead(t *testing.T) {
 						mu.Lock()
 						defer mu.Unlock()
 						bodies := got[KeyOf(resp)]
-						assert.True(t, bodies[len(bodies)-1] == content, "torn")
+						assert.Equal(t, bodies[len(bodies)-1], content, "torn")
 					})
 				}
 				wg.Wait()
@@ -196,7 +197,7 @@ func TestAPipeThatWaitsForTheAnswer(t *testing.T) {
 	everywhere(t, Config{}, func() http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_ = http.NewResponseController(w).EnableFullDuplex()
-			w.WriteHeader(200)
+			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()
 			_, _ = io.Copy(w, r.Body)
 		})

@@ -111,7 +111,7 @@ func BenchmarkPOST(b *testing.B) {
 		allocations(b, func(req *http.Request) (*http.Response, error) {
 			again := req.Clone(req.Context())
 			again.Body, _ = req.GetBody()
-			if _, err := do(again); err != nil { //nolint:bodyclose // there is none
+			if _, err := do(again); err != nil {
 				return nil, err
 			}
 			return do(req)

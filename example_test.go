@@ -92,7 +92,7 @@ func ExampleClient_StandardClient() {
 	client, end := open(flaky(), oncemore.Config{})
 	defer end()
 
-	var plain *http.Client = client.StandardClient() // for code that is typed to it
+	plain := client.StandardClient() // an *http.Client, for code that is typed to it
 	resp, err := plain.Post(memhttp.URL, "text/plain", strings.NewReader("x"))
 	if err != nil {
 		fmt.Println(err)

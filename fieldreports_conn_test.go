@@ -92,7 +92,9 @@ func TestB056_StreamLimit(t *testing.T) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		time.Sleep(time.Millisecond)
 	}))
-	c := newClient(t, Config{Policy: quick()}, srv)
+	p := stubborn()
+	p.BaseDelay = 20 * time.Millisecond
+	c := newClient(t, Config{Policy: p}, srv)
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
@@ -151,12 +153,12 @@ func TestB255_AThrottleSentAs400(t *testing.T) {
 	const body = `{"__type":"ThrottlingException"}`
 	scripted(t, Config{Policy: quick()}, func() *script {
 		return answers(func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(400)
+			w.WriteHeader(http.StatusBadRequest)
 			_, _ = io.WriteString(w, body)
 		})
 	}, func(t *testing.T, e env, s *script) {
 		_, got := e.send(t, http.MethodPost, "/", strings.NewReader("x"))
-		assert.Equal(t, body, got)
+		assert.JSONEq(t, body, got)
 		assert.Len(t, s.requests(), 1)
 	})
 }
@@ -194,7 +196,7 @@ func TestB073_TheContextLivesAsLongAsTheBody(t *testing.T) {
 	}, func(t *testing.T, e env, _ *script) {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
 			_, body := e.send(t, method, "/", nil)
-			assert.True(t, body == content)
+			assert.Equal(t, body, content)
 		}
 	})
 }
@@ -253,7 +255,7 @@ func TestB081_DiscardedResponsesLeakNothing(t *testing.T) {
 	var n atomic.Int32
 	srv := startServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if n.Add(1)%4 != 0 {
-			w.WriteHeader(503)
+			w.WriteHeader(http.StatusServiceUnavailable)
 			_, _ = io.WriteString(w, strings.Repeat("x", 10<<10))
 		}
 	}), false)
@@ -275,14 +277,14 @@ func TestB083_OneConnectionIsEnough(t *testing.T) {
 		var n atomic.Int32
 		srv := startServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			if n.Add(1) == 1 {
-				w.WriteHeader(503)
+				w.WriteHeader(http.StatusServiceUnavailable)
 			}
 			_, _ = io.WriteString(w, body)
 		}), false)
 		c := newClient(t, Config{HTTPClient: &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}}, Policy: quick()}, nil)
 		resp, err := c.Get(srv.URL)
 		require.NoError(t, err)
-		assert.True(t, read(t, resp) == body)
+		assert.Equal(t, read(t, resp), body)
 		assert.Equal(t, 200, resp.StatusCode)
 	}
 }
@@ -290,7 +292,7 @@ func TestB083_OneConnectionIsEnough(t *testing.T) {
 func TestB258_NothingLeaksOnGivingUp(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(500)
+		w.WriteHeader(http.StatusInternalServerError)
 		_, _ = io.WriteString(w, strings.Repeat("x", 10<<10))
 	}), false)
 	tr := &http.Transport{}
@@ -318,7 +320,7 @@ func TestB085_TheLastResponseIsNotLost(t *testing.T) {
 	t.Parallel()
 	scripted(t, Config{Policy: &Policy{MaxAttempts: 3, BaseDelay: 1}}, func() *script {
 		return answers(func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = io.WriteString(w, `{"e":"db"}`)
 		})
 	}, func(t *testing.T, e env, s *script) {

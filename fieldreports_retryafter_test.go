@@ -222,7 +222,7 @@ func TestB032_ExtremeDelays(t *testing.T) {
 					delay := shake(delays.NextBackOff(), j)
 					assert.GreaterOrEqual(t, delay, time.Duration(0))
 					for _, header := range []string{"", "0", "9999999999999999999", "1"} {
-						resp := &http.Response{StatusCode: 429, Header: http.Header{}}
+						resp := &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{}}
 						if header != "" {
 							resp.Header.Set("Retry-After", header)
 						}

@@ -37,7 +37,7 @@ func TestEvents(t *testing.T) {
 				srv := startServer(t, s, false)
 				policy := &Policy{MaxAttempts: 2, BaseDelay: 1}
 				c := newClient(t, Config{Policy: policy, Observer: func(ctx context.Context, e Event) {
-					assert.NoError(t, ctx.Err())
+					assert.Equal(t, error(nil), ctx.Err())
 					events = append(events, e)
 				}}, srv)
 				e := formOf(c, form, srv.URL, false)

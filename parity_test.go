@@ -166,9 +166,11 @@ func TestTransportsThatBreakTheRules(t *testing.T) {
 		"nothing": {func(*http.Request) (*http.Response, error) { return nil, nil }, 1},
 		"both":    {func(r *http.Request) (*http.Response, error) { return answer(r, 200, "x"), errors.New("boom") }, 5},
 		"no body": {func(*http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: 200, ContentLength: 5}, nil
+			return &http.Response{StatusCode: http.StatusOK, ContentLength: 5}, nil
 		}, 1},
-		"no empty body": {func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: 204}, nil }, 0},
+		"no empty body": {func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusNoContent}, nil
+		}, 0},
 		"a shorter body": {func(r *http.Request) (*http.Response, error) {
 			a := answer(r, 200, "x")
 			a.ContentLength = 9
@@ -195,7 +197,7 @@ func TestTransportsThatBreakTheRules(t *testing.T) {
 				require.NoError(t, err)
 				body := read(t, resp)
 				assert.NotEmpty(t, KeyOf(resp))
-				if resp.StatusCode == 200 {
+				if resp.StatusCode == http.StatusOK {
 					assert.Equal(t, "12345", body)
 				}
 			}
@@ -285,7 +287,7 @@ func TestADiscardedResponseThatDoesNotEnd(t *testing.T) {
 			if n.Add(1)%2 == 0 {
 				return
 			}
-			w.WriteHeader(503)
+			w.WriteHeader(http.StatusServiceUnavailable)
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		})

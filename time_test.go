@@ -25,11 +25,11 @@ func TestBackoffGrowsToItsCap(t *testing.T) {
 		resp, body := e.send(t, http.MethodPost, "/", strings.NewReader("x"))
 		assert.Equal(t, "Service Unavailable", body, "unread by us")
 		assert.Equal(t, StopMaxAttempts, StopOf(resp))
-		want := []time.Duration{1, 2, 4, 4, 4}
+		want := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 4 * time.Second, 4 * time.Second}
 		require.Len(t, s.gaps(), len(want))
 		attempts := Attempts(resp)
 		for i, gap := range s.gaps() {
-			assert.Equal(t, want[i]*time.Second, gap)
+			assert.Equal(t, want[i], gap)
 			assert.Equal(t, gap, attempts[i].Wait)
 		}
 		assert.Zero(t, attempts[5].Wait)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"regexp"
@@ -30,6 +31,8 @@ type proxy struct {
 	// with it the connection.
 	lose atomic.Pointer[string]
 	lost atomic.Int64
+	// frozen: nothing passes any more, and no connection is closed.
+	frozen atomic.Bool
 }
 
 func newProxy(t *testing.T, upstream string) *proxy {
@@ -82,6 +85,9 @@ func (p *proxy) serve(client net.Conn) {
 		n, err := client.Read(buf)
 		if err != nil {
 			return
+		}
+		if p.frozen.Load() {
+			continue
 		}
 		if text := p.lose.Load(); text != nil && bytes.Contains(buf[:n], []byte(*text)) && p.lose.CompareAndSwap(text, nil) {
 			p.lost.Add(1)
@@ -179,6 +185,71 @@ func TestLostReplyOverTheNetwork(t *testing.T) {
 			assert.EqualValues(t, 6*20, p.lost.Load(), "all were lost")
 		})
 	}
+}
+
+// A server that hangs holds up nobody for long: every statement has a deadline.
+func TestFrozenDatabaseIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		driver  string
+		dialect sqlstore.Dialect
+	}{{"pgx", sqlstore.Postgres}, {"mysql", sqlstore.MySQL}} {
+		t.Run(tt.driver, func(t *testing.T) {
+			t.Parallel()
+			var p *proxy
+			var dsn string
+			if tt.dialect == sqlstore.Postgres {
+				p, dsn = newProxy(t, servers.postgres.get(t).Addr()), newPostgres(t)()
+			} else {
+				p, dsn = newProxy(t, servers.mariadb.get(t).Addr()), newMariaDB(t)()
+			}
+			db := open(t, tt.driver, through(dsn, p.port()))
+			s := migrated(t, db, tt.dialect)
+			inTx := newClaim()
+			tx, _, _, err := s.BeginTx(t.Context(), &inTx)
+			require.NoError(t, err)
+			p.frozen.Store(true)
+			begin := time.Now()
+			all(t, 4, func(i int) error {
+				c := newClaim()
+				switch i {
+				case 0:
+					_, _, err := s.Claim(t.Context(), c)
+					return wanted(err)
+				case 1:
+					_, _, _, err := s.BeginTx(t.Context(), &c)
+					return wanted(err)
+				case 2:
+					_, err := tx.Complete(t.Context(), holdOf(inTx), result(inTx))
+					defer func() { _ = tx.Rollback() }()
+					return wanted(err)
+				case 3:
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					_, _, err := s.Lookup(ctx, c.ID)
+					if since := time.Since(begin); since > 3*time.Second {
+						return fmt.Errorf("the caller's deadline came after %v", since)
+					}
+					return wanted(err)
+				}
+				return nil
+			})
+			assert.Less(t, time.Since(begin), 30*time.Second)
+			p.frozen.Store(false)
+			_, won, err := once(t.Context(), s, newClaim(), false)
+			require.NoError(t, err, "and it goes on when the server does")
+			assert.True(t, won)
+			require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, 10*time.Millisecond)
+		})
+	}
+}
+
+// wanted turns the error that there should have been around.
+func wanted(err error) error {
+	if err == nil {
+		return errors.New("want an error")
+	}
+	return nil
 }
 
 // The database is killed under load. What was acknowledged is there when it is

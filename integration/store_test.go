@@ -8,6 +8,8 @@ import (
 	"github.com/oncemore-go/oncemore/server/storetest"
 )
 
+// The suite through each driver, at each isolation level, in other time zones.
+// B141, B224, B240, B268.
 func TestPostgresIsAStore(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -30,6 +32,8 @@ func TestPostgresIsAStore(t *testing.T) {
 	}
 }
 
+// The suite with what may be in a DSN. B209 (found rows), B212, B214 (times), B216
+// (identities), B240, B245 (snapshots).
 func TestMariaDBIsAStore(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

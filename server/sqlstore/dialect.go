@@ -118,10 +118,10 @@ const (
  scope, method, route, generation, attempt, state, status)`
 	insertValues = `?, ?, ?, ?, {after}, {now}, {after}, {after}, ?, ?, ?, 1, 1, 1, 0`
 
-	// rowColumns is what scan reads.
-	rowColumns = `state, owner, origin, generation, attempt, fingerprint,
- lease_until > {now} AS live, expires_at <= {now} AS expired, lease_until > {never} AS held,
- status, data, {created_at} AS created, {executed_at} AS executed, {expires_at} AS expires`
+	// rowColumns is what query reads. Times are microseconds since 1970, all by
+	// the same clock: whether a lease has ended is decided by the last column.
+	rowColumns = `state, owner, origin, generation, attempt, fingerprint, status, data,
+ {created_at} AS created, {executed_at} AS executed, {expires_at} AS expires, {lease_until} AS lease, {clock} AS clock`
 
 	// lapsed is true of a row that counts as absent for a claim that lapses.
 	lapsed = `(oncemore_keys.expires_at <= {now} AND (oncemore_keys.state <> 1 OR oncemore_keys.lease_until <= {now}))`
@@ -176,6 +176,8 @@ func newDialect(build func(*dialect)) *dialect {
 		"{created_at}", strings.ReplaceAll(s.micros, "COLUMN", "created_at"),
 		"{executed_at}", strings.ReplaceAll(s.micros, "COLUMN", "executed_at"),
 		"{expires_at}", strings.ReplaceAll(s.micros, "COLUMN", "expires_at"),
+		"{lease_until}", strings.ReplaceAll(s.micros, "COLUMN", "lease_until"),
+		"{clock}", strings.ReplaceAll(s.micros, "COLUMN", s.now),
 	)
 	q := &d.sql
 	for _, text := range []*string{

@@ -59,12 +59,13 @@ func query(ctx context.Context, q querier, text string, args ...any) (*record, b
 	var (
 		r                          record
 		owner, origin, fingerprint []byte
-		createdAt, expiresAt       int64
-		executedAt                 sql.NullInt64
+		created, expires, lease    int64
+		clock                      int64
+		executed                   sql.NullInt64
 	)
 	err := q.QueryRowContext(ctx, text, args...).Scan(
-		&r.State, &owner, &origin, &r.Generation, &r.Attempt, &fingerprint,
-		&r.Live, &r.Expired, &r.held, &r.Status, &r.Data, &createdAt, &executedAt, &expiresAt)
+		&r.State, &owner, &origin, &r.Generation, &r.Attempt, &fingerprint, &r.Status, &r.Data,
+		&created, &executed, &expires, &lease, &clock)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, false, nil
 	}
@@ -75,10 +76,11 @@ func query(ctx context.Context, q querier, text string, args ...any) (*record, b
 		copy(r.Fingerprint[:], fingerprint) != len(r.Fingerprint) || r.State.String() == "invalid" || r.State == server.Expired {
 		return nil, false, fmt.Errorf("a row that this store did not write: state %d", r.State)
 	}
-	r.CreatedAt = time.UnixMicro(createdAt).UTC()
-	r.ExpiresAt = time.UnixMicro(expiresAt).UTC()
-	if executedAt.Valid {
-		r.ExecutedAt = time.UnixMicro(executedAt.Int64).UTC()
+	r.Live, r.Expired, r.held = lease > clock, expires <= clock, lease > 0
+	r.CreatedAt = time.UnixMicro(created).UTC()
+	r.ExpiresAt = time.UnixMicro(expires).UTC()
+	if executed.Valid {
+		r.ExecutedAt = time.UnixMicro(executed.Int64).UTC()
 	}
 	return &r, true, nil
 }

@@ -1,7 +1,6 @@
 package sqlstore_test
 
 import (
-	"database/sql"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -61,14 +60,9 @@ func BenchmarkSQLite(b *testing.B) {
 	b.Run("replay/floor", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			var pad, data sql.RawBytes
+			var pad, data []byte
 			var state int
-			rows, err := db.QueryContext(ctx, floorSelect, c.ID[:])
-			require.NoError(b, err)
-			require.True(b, rows.Next())
-			require.NoError(b, rows.Scan(&pad, &state, &data))
-			require.NoError(b, rows.Close())
-			require.NoError(b, rows.Err())
+			require.NoError(b, db.QueryRowContext(ctx, floorSelect, c.ID[:]).Scan(&pad, &state, &data))
 		}
 	})
 	b.Run("replay/store", func(b *testing.B) {

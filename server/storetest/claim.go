@@ -149,6 +149,15 @@ var lapseSpecs = []spec{
 		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))
 		f.replaced(c)
 	}},
+	{"lapse/an unknown row is replaced, also while it is asked about", func(f *fixture) {
+		c := brief()
+		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))
+		ask := takeover(c.ID)
+		ask.Ask = true
+		f.yes(f.store.Takeover(f.Context(), ask))
+		f.replaced(c)
+		f.stale(taken(ask))
+	}},
 	{"lapse/a run with an ended lease is replaced", func(f *fixture) {
 		c := brief()
 		c.Lease = time.Millisecond

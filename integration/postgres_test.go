@@ -174,12 +174,12 @@ func TestPostgresReplayWritesNothing(t *testing.T) {
 	require.NoError(t, err)
 	run(t, db, "CHECKPOINT")
 	before := position()
-	for range 50 {
+	for range 200 {
 		_, won, err := once(t.Context(), s, rival(c), false)
 		require.NoError(t, err)
 		require.False(t, won)
 	}
-	assert.Less(t, position()-before, int64(200), "what the server writes of its own accord, at most")
+	assert.Less(t, position()-before, int64(2000), "what the server writes of its own accord, at most")
 	before = position()
 	_, _, err = once(t.Context(), s, newClaim(), false)
 	require.NoError(t, err)

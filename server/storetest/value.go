@@ -95,7 +95,7 @@ var valueSpecs = []spec{
 	{"value/data that may not fit", func(f *fixture) {
 		h := f.win(newClaim())
 		r := done("")
-		r.Data = bytes.Repeat([]byte("0123456789abcde\x00"), 17<<20/16)
+		r.Data = bytes.Repeat([]byte("0123456789abcde\x00"), 5<<20/16)
 		ok, err := f.store.Complete(f.Context(), h, r)
 		if err == nil {
 			f.yes(ok, err)

@@ -72,6 +72,8 @@ type dialect struct {
 	// readFirst: looking before claiming costs next to nothing, and keeps a
 	// replay from asking for the only writer.
 	readFirst bool
+	// prepares: statements outside of transactions are prepared once.
+	prepares bool
 	// oneWriter: the writes of a process line up before they reach the database.
 	oneWriter bool
 	// savepoint: a database that ends the transaction under the handler says so

@@ -75,6 +75,7 @@ func (c *faultyConnector) Connect(context.Context) (driver.Conn, error) {
 
 type sqliteConn interface {
 	driver.Conn
+	driver.ConnPrepareContext
 	driver.ExecerContext
 	driver.QueryerContext
 	driver.ConnBeginTx
@@ -104,6 +105,51 @@ func (c *faultyConn) QueryContext(ctx context.Context, query string, args []driv
 		return nil, err
 	}
 	return c.sqliteConn.QueryContext(ctx, query, args)
+}
+
+func (c *faultyConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	s, err := c.sqliteConn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	full, ok := s.(sqliteStmt)
+	if !ok {
+		return nil, errors.New("the driver has changed")
+	}
+	return &faultyStmt{full, query, c.f}, nil
+}
+
+type sqliteStmt interface {
+	driver.Stmt
+	driver.StmtExecContext
+	driver.StmtQueryContext
+}
+
+type faultyStmt struct {
+	sqliteStmt
+	query string
+	f     *faults
+}
+
+func (s *faultyStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	if err := s.f.check(false, s.query, args); err != nil {
+		return nil, err
+	}
+	res, err := s.sqliteStmt.ExecContext(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.f.check(true, s.query, nil); err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+func (s *faultyStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if err := s.f.check(false, s.query, args); err != nil {
+		return nil, err
+	}
+	return s.sqliteStmt.QueryContext(ctx, args)
 }
 
 func (c *faultyConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {

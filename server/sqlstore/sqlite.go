@@ -13,6 +13,7 @@ func sqlite(d *dialect) {
 	d.schema = sqliteSchema
 	d.upserts = true
 	d.readFirst = true
+	d.prepares = true
 	d.oneWriter = true
 	d.savepoint = true
 	d.maxData = 256 << 20

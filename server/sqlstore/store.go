@@ -23,6 +23,7 @@ var _ server.TxStore = (*Store)(nil)
 // writer) matches [server.ErrBusy].
 type Store struct {
 	db     *sql.DB
+	pool   querier // db, for what is run again and again
 	d      *dialect
 	writer gate         // nil where the database has many writers
 	busy   atomic.Int64 // SQLite's busy timeout in nanoseconds, once Migrate has read it
@@ -40,7 +41,10 @@ func New(db *sql.DB, d Dialect) (*Store, error) {
 	if d.dialect == nil {
 		return nil, errors.New("sqlstore: no dialect: want SQLite, Postgres or MySQL")
 	}
-	s := &Store{db: db, d: d.dialect}
+	s := &Store{db: db, pool: db, d: d.dialect}
+	if s.d.prepares {
+		s.pool = &prepared{db: db, statements: map[string]*sql.Stmt{}}
+	}
 	if s.d.oneWriter {
 		s.writer = make(gate, 1)
 	}
@@ -81,13 +85,13 @@ func (s *Store) claim(ctx context.Context, c server.Claim) (server.Row, bool, er
 		if c.Lapses {
 			text = s.d.sql.lapseOrRead
 		}
-		r, found, err := query(ctx, s.db, text, append([]any{c.ID[:]}, insertArgs(&c)...)...)
+		r, found, err := query(ctx, s.pool, text, append([]any{c.ID[:]}, insertArgs(&c)...)...)
 		if err != nil || !found {
 			return server.Row{}, false, err
 		}
 		return r.Row, true, nil
 	}
-	won, err := s.create(ctx, s.db, &c)
+	won, err := s.create(ctx, s.pool, &c)
 	switch {
 	case err != nil:
 		return server.Row{}, false, err
@@ -123,7 +127,7 @@ func (s *Store) peek(ctx context.Context, c server.Claim) (row server.Row, found
 
 // read is one try of peek.
 func (s *Store) read(ctx context.Context, c server.Claim) (server.Row, bool, error) {
-	r, found, err := query(ctx, s.db, s.d.sql.lookup, c.ID[:])
+	r, found, err := query(ctx, s.pool, s.d.sql.lookup, c.ID[:])
 	if err != nil || !found || c.Lapses && r.lapsed() {
 		return server.Row{}, false, err
 	}
@@ -160,7 +164,7 @@ func (s *Store) Renew(ctx context.Context, h server.Hold, lease time.Duration) (
 
 // Complete implements [server.Store].
 func (s *Store) Complete(ctx context.Context, h server.Hold, r server.Result) (bool, error) {
-	args, err := s.resultArgs(ctx, s.db, r)
+	args, err := s.resultArgs(ctx, s.pool, r)
 	if err != nil {
 		return false, s.fail(ctx, "complete", err)
 	}
@@ -182,7 +186,7 @@ func (s *Store) Release(ctx context.Context, h server.Hold) (bool, error) {
 
 // Settle implements [server.Store].
 func (s *Store) Settle(ctx context.Context, id server.ID, generation int64, r server.Result) (bool, error) {
-	args, err := s.resultArgs(ctx, s.db, r)
+	args, err := s.resultArgs(ctx, s.pool, r)
 	if err != nil {
 		return false, s.fail(ctx, "settle", err)
 	}
@@ -204,7 +208,7 @@ func isGone(r *record) bool { return r == nil }
 // says whether the row, nil if there is none, is as the statement leaves it.
 func (s *Store) change(ctx context.Context, call string, a access, id server.ID, effect func(*record) bool, text string, args ...any) (ok bool, err error) {
 	err = s.run(ctx, call, a, func(ctx context.Context) error {
-		ok, err = s.changeIn(ctx, s.db, id, effect, text, args...)
+		ok, err = s.changeIn(ctx, s.pool, id, effect, text, args...)
 		return err
 	})
 	return ok && err == nil, err

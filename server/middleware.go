@@ -231,6 +231,7 @@ func (c *call) lead() bool {
 	asked := time.Now()
 	row, found, err := c.m.store.Claim(c.detached(), c.claim())
 	if err != nil {
+		c.unclaim()
 		c.storeFailed(err)
 		return true
 	}
@@ -240,6 +241,15 @@ func (c *call) lead() bool {
 		return true
 	}
 	return c.meet(&row, found)
+}
+
+// unclaim undoes a claim that failed and may have taken effect all the same. As
+// nothing was run, the key must not wait for the end of a lease, to be unknown
+// from then on. It is tried once: the client waits for its answer.
+func (c *call) unclaim() {
+	ctx, cancel := context.WithTimeout(c.detached(), time.Second)
+	defer cancel()
+	_, _ = c.m.store.Release(ctx, Hold{ID: c.op.id, Owner: c.owner, Generation: 1})
 }
 
 // claim says what is asked for. In a shutdown nothing new is begun, but what is

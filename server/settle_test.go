@@ -2,7 +2,6 @@ package server_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -171,7 +170,9 @@ func TestShutdown(t *testing.T) {
 		done := post(g, "done", "{}")
 		abandon(t, store, "dead", time.Second)
 
-		first, waiter := sentTo(g, "k"), sentTo(g, "k")
+		first := sentTo(g, "k")
+		synctest.Wait()
+		waiter := sentTo(g, "k")
 		time.Sleep(time.Second)
 		start := time.Now()
 		ended := make(chan error)
@@ -395,7 +396,9 @@ func TestBodyHashWindowEndsNotBeforeTheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &counter{}
 		store := newMemory()
-		config := func(c *server.Config) { c.Keyless, c.Wait = server.Keyless{Mode: server.BodyHashKeyless, Window: time.Second}, time.Minute }
+		config := func(c *server.Config) {
+			c.Keyless, c.Wait = server.Keyless{Mode: server.BodyHashKeyless, Window: time.Second}, time.Minute
+		}
 		one := newMiddlewareOver(t, store, config).Wrap(slow(h, 20*time.Second))
 		two := newMiddlewareOver(t, store, config).Wrap(slow(h, 20*time.Second))
 		first := sent(func() *httptest.ResponseRecorder { return post(one, "", "{}") })
@@ -440,5 +443,3 @@ func TestDownstreamKeys(t *testing.T) {
 		}
 	})
 }
-
-var errHandler = errors.New("the handler says no")

@@ -25,6 +25,9 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		return nil, nil
 	}
 	if r.ContentLength > limit {
+		if r.ContentLength-limit <= maxDrain { // the refusal then reads the rest; more would be left over in any case
+			_, _ = io.CopyN(io.Discard, r.Body, limit)
+		}
 		return nil, &http.MaxBytesError{Limit: limit}
 	}
 	// A length that is only announced is not believed beyond the first part.

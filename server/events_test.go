@@ -209,7 +209,9 @@ func TestOneLogRecordForEachEvent(t *testing.T) {
 		var log logBuffer
 		var seen events
 		store := newMemory()
-		config := func(c *server.Config) { c.Logger, c.Observer, c.Abandoned = log.logger(), seen.observe, server.RerunAbandoned }
+		config := func(c *server.Config) {
+			c.Logger, c.Observer, c.Abandoned = log.logger(), seen.observe, server.RerunAbandoned
+		}
 		g := newMiddlewareOver(t, store, config).Wrap(slow(&counter{}, time.Second))
 		first, second := sentTo(g, "k"), sentTo(g, "k")
 		<-first

@@ -110,7 +110,7 @@ func ExampleReset() {
 		fmt.Println(err)
 		return
 	}
-	_, err = client.Post("https://pay.example.com/v1/charges", "text/plain", strings.NewReader("1000")) //nolint:bodyclose // there is none
+	_, err = client.Post("https://pay.example.com/v1/charges", "text/plain", strings.NewReader("1000"))
 	fmt.Println(err)
 	fmt.Println(len(network.Sent()))
 	// Output:
@@ -211,7 +211,7 @@ func ExampleAssertSameKey() {
 			t.Error(err)
 		}
 		req.Header.Set(oncemore.KeyHeader, key)
-		_, _ = network.RoundTrip(req) //nolint:bodyclose // there is none
+		_, _ = network.RoundTrip(req)
 	}
 	oncemoretest.AssertSameKey(t, network.Sent())
 	// Output:

@@ -121,6 +121,19 @@ func TestHandlerAndLengths(t *testing.T) {
 	}
 }
 
+func TestHandlerWithAnInformationalResponse(t *testing.T) {
+	t.Parallel()
+	network := oncemoretest.NewTransport(oncemoretest.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, "done")
+	})))
+	resp, err := network.RoundTrip(request(t))
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusCreated, resp.StatusCode)
+	assert.Equal(t, "done", read(t, resp))
+}
+
 func TestHandlerThatPanics(t *testing.T) {
 	t.Parallel()
 	abort := oncemoretest.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
@@ -131,7 +144,7 @@ func TestHandlerThatPanics(t *testing.T) {
 	assert.Equal(t, oncemore.ReasonConnection, oncemore.Attempts(resp)[0].Reason)
 
 	bug := oncemoretest.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a bug") }))
-	assert.PanicsWithValue(t, "a bug", func() { _, _ = bug(request(t)) }) //nolint:bodyclose // there is none
+	assert.PanicsWithValue(t, "a bug", func() { _, _ = bug(request(t)) })
 }
 
 // TestHandlerSeesTheClientLeave: a handler that waits is told, and nobody gets

@@ -53,10 +53,11 @@ func Answer(status int, body string, header ...string) Step {
 
 // Handler answers as h does, for instance a handler of the user's own behind
 // the middleware of package server. The answer comes whole when h has returned,
-// so a handler that hijacks can't be had. The context that h sees ends when h
-// has returned or the request's context has, and has none of its values: they
-// stay on the client's side. A panic with http.ErrAbortHandler breaks the
-// connection; any other goes on to the caller of the client, to be seen.
+// so a handler that hijacks can't be had; informational responses are dropped.
+// The context that h sees ends when h has returned or the request's context has,
+// and has none of its values: they stay on the client's side. A panic with
+// http.ErrAbortHandler breaks the connection; any other goes on to the caller of
+// the client, to be seen.
 func Handler(h http.Handler) Step {
 	return func(req *http.Request) (resp *http.Response, err error) {
 		defer func() {
@@ -72,7 +73,7 @@ func Handler(h http.Handler) Step {
 		defer cancel()
 		defer context.AfterFunc(req.Context(), cancel)()
 		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, arrived(ctx, req)) //nolint:contextcheck // a server's context is not the client's
+		h.ServeHTTP(finalOnly{rec}, arrived(ctx, req)) //nolint:contextcheck // a server's context is not the client's
 		return answered(rec, req), nil
 	}
 }
@@ -94,6 +95,16 @@ func arrived(ctx context.Context, req *http.Request) *http.Request {
 		r.ContentLength = -1 // unknown: to a server, 0 is none
 	}
 	return r
+}
+
+// finalOnly drops informational responses, of which the recorder would take the
+// first for the answer.
+type finalOnly struct{ *httptest.ResponseRecorder }
+
+func (w finalOnly) WriteHeader(status int) {
+	if status < 100 || status >= 200 || status == http.StatusSwitchingProtocols {
+		w.ResponseRecorder.WriteHeader(status)
+	}
 }
 
 // answered is a handler's response as a client sees it: net/http finds out the

@@ -143,7 +143,7 @@ func TestResetIsAsTheRealOne(t *testing.T) {
 		client := newClient(t, rt, &oncemore.Policy{KeyMethods: []string{}})
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+ln.Addr().String(), strings.NewReader("x"))
 		require.NoError(t, err)
-		_, err = client.Do(req) //nolint:bodyclose // there is none
+		_, err = client.Do(req)
 		require.Error(t, err, name)
 
 		var failure *oncemore.Error
@@ -172,7 +172,7 @@ func TestCutIsSeenAtRead(t *testing.T) {
 	assert.Equal(t, "01234", string(body))
 
 	assert.PanicsWithValue(t, "oncemoretest: Cut of an answer that has no body", func() {
-		_, _ = oncemoretest.Cut(oncemoretest.Answer(http.StatusOK, ""))(request(t)) //nolint:bodyclose // there is none
+		_, _ = oncemoretest.Cut(oncemoretest.Answer(http.StatusOK, ""))(request(t))
 	})
 }
 
@@ -188,13 +188,13 @@ func TestDelayEndsWithTheContext(t *testing.T) {
 			return oncemoretest.Answer(http.StatusOK, "x")(req)
 		}))
 		began := time.Now()
-		_, err := network.RoundTrip(post(t, ctx, "x")) //nolint:bodyclose // there is none
+		_, err := network.RoundTrip(post(t, ctx, "x"))
 		require.ErrorIs(t, err, gone)
 		assert.Equal(t, 3*time.Second, time.Since(began))
 		assert.True(t, worked)
 		oncemoretest.AssertAttempts(t, network.Sent(), 1)
 
-		_, err = network.RoundTrip(post(t, ctx, "x")) //nolint:bodyclose // there is none
+		_, err = network.RoundTrip(post(t, ctx, "x"))
 		require.ErrorIs(t, err, gone)
 		oncemoretest.AssertAttempts(t, network.Sent(), 1)
 
@@ -202,7 +202,7 @@ func TestDelayEndsWithTheContext(t *testing.T) {
 		late := oncemoretest.Delay(time.Hour, func(*http.Request) (*http.Response, error) {
 			return &http.Response{Body: body}, nil
 		})
-		_, err = late(post(t, ctx, "x")) //nolint:bodyclose // there is none
+		_, err = late(post(t, ctx, "x"))
 		require.ErrorIs(t, err, gone)
 		assert.True(t, body.closed)
 	})
@@ -216,7 +216,7 @@ func TestAnAnswerToAClientThatHasGone(t *testing.T) {
 		cancel()
 		return &http.Response{StatusCode: http.StatusOK, Body: body}, nil
 	})
-	_, err := network.RoundTrip(post(t, ctx, "x")) //nolint:bodyclose // there is none
+	_, err := network.RoundTrip(post(t, ctx, "x"))
 	require.ErrorIs(t, err, context.Canceled)
 	assert.True(t, body.closed)
 }
@@ -235,7 +235,7 @@ func TestRoundTripperContract(t *testing.T) {
 		body := &closes{Reader: strings.NewReader("x")}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 		require.NoError(t, err)
-		resp, err := network.RoundTrip(req) //nolint:bodyclose // it has none
+		resp, err := network.RoundTrip(req)
 		assert.Equal(t, i > 0, err != nil)
 		assert.Equal(t, i > 0, resp == nil)
 		if resp != nil {
@@ -249,7 +249,7 @@ func TestRoundTripperContract(t *testing.T) {
 	body := &closes{Reader: io.MultiReader(strings.NewReader("x"), failing{})}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 	require.NoError(t, err)
-	_, err = network.RoundTrip(req) //nolint:bodyclose // there is none
+	_, err = network.RoundTrip(req)
 	require.ErrorIs(t, err, errDisk)
 	assert.True(t, body.closed)
 	oncemoretest.AssertAttempts(t, network.Sent(), 3)

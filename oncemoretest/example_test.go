@@ -3,8 +3,10 @@ package oncemoretest_test
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,6 +61,44 @@ func ExampleTransport() {
 	oncemoretest.AssertSameBody(t, network.Sent())
 	// Output:
 	// 201 Created charge 1
+}
+
+// What is missing is written in three lines: a host that refuses connections. The
+// request was not sent, so it is tried again even without a key.
+func ExampleStep() {
+	refused := func(*http.Request) (*http.Response, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	network := oncemoretest.NewTransport(refused, oncemoretest.Answer(http.StatusCreated, ""))
+	client, err := oncemore.New(oncemore.Config{
+		HTTPClient: &http.Client{Transport: network},
+		Policy:     &oncemore.Policy{BaseDelay: time.Millisecond, KeyMethods: []string{}},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp, err := client.Post("https://pay.example.com/v1/charges", "text/plain", strings.NewReader("1000"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status, oncemore.Attempts(resp)[0].Reason)
+	// Output:
+	// 201 Created not sent
+}
+
+// The last step repeats.
+func ExampleNewTransport() {
+	network := oncemoretest.NewTransport(oncemoretest.Reset, oncemoretest.Answer(http.StatusServiceUnavailable, "overloaded"))
+	p, err := newPayer(network)
+	if err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(p.pay("1000"), len(network.Sent()))
+	// Output:
+	// 503 Service Unavailable overloaded 5
 }
 
 func ExampleTransport_Sent() {

@@ -363,3 +363,15 @@ func TestARetryOfARequestThatWasNotWritten(t *testing.T) {
 		})
 	}
 }
+
+func TestTheOverallTimeEndsTheOnlyAttempt(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Config{Policy: &Policy{MaxAttempts: 1, AttemptTimeout: -1, OverallTimeout: 5 * time.Second}}, func() *script { return answers(silence) },
+		func(t *testing.T, e env, _ *script) {
+			began := time.Now()
+			_, err := e.do(e.request(t, http.MethodPost, "/", strings.NewReader("x")))
+			assert.True(t, isContextError(err, context.DeadlineExceeded))
+			assert.Equal(t, StopDeadline, failure(t, err).Stop)
+			assert.Equal(t, 5*time.Second, time.Since(began))
+		})
+}

@@ -207,7 +207,7 @@ func (d *decoder) uvarint() uint64 {
 // count reads a number of things that take at least a byte each.
 func (d *decoder) count() int {
 	n := d.uvarint()
-	if d.failed || n > uint64(len(d.text)-min(d.off, len(d.text))) { //nolint:gosec // not negative
+	if d.failed || d.off > len(d.text) || n > uint64(len(d.text)-d.off) { //nolint:gosec // not negative
 		d.failed = true
 		return 0
 	}

@@ -32,25 +32,31 @@ func TestMain(m *testing.M) {
 	if os.Getenv(crashEnv) != "" {
 		crashingChild()
 	}
-	before := runtime.NumGoroutine()
 	code := m.Run()
-	if code == 0 && !goroutinesEnd(before) {
-		buf := make([]byte, 1<<20)
-		fmt.Fprintf(os.Stderr, "goroutines are left behind:\n%s", buf[:runtime.Stack(buf, true)])
+	if left := leftBehind(); code == 0 && len(left) > 0 {
+		fmt.Fprintf(os.Stderr, "%d goroutines are left behind:\n\n%s\n", len(left), strings.Join(left, "\n\n"))
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// goroutinesEnd waits until there are no more goroutines than before.
-func goroutinesEnd(before int) bool {
+// leftBehind returns the goroutines that run code of this module, or were
+// started by it, and don't end in a few seconds.
+func leftBehind() (left []string) {
+	buf := make([]byte, 4<<20)
 	for range 100 {
-		if runtime.NumGoroutine() <= before {
-			return true
+		left = nil
+		for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			if strings.Contains(stack, "oncemore-go/oncemore/") && !strings.Contains(stack, "server_test.TestMain") {
+				left = append(left, stack)
+			}
+		}
+		if len(left) == 0 {
+			return nil
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return false
+	return left
 }
 
 // faulty is a store whose calls fail when a test wants them to: before they

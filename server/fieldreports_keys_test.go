@@ -220,6 +220,9 @@ func TestB195_KeysLeaveNoMemoryBehind(t *testing.T) { //nolint:paralleltest // i
 	send := func(from, to int) {
 		for i := from; i < to; i++ {
 			for _, key := range []string{"key-%d", "bad key %d"} {
+				if key == "bad key %d" && i%10 > 0 {
+					continue
+				}
 				w := &discarder{header: make(http.Header)}
 				g.ServeHTTP(w, &http.Request{
 					Method: http.MethodPost, URL: target, Body: http.NoBody,

@@ -450,7 +450,7 @@ func TestClaimFirstAbandonedIsRunAgain(t *testing.T) {
 	t.Parallel()
 	store, l := newSQLite(t)
 	dead := newFaulty(store)
-	dead.fail(always("Renew", "Release", "Tx.Complete", "Lookup"), nil)
+	dead.fail(always("Renew", "Release", "Tx.Complete"), nil)
 	var n atomic.Int64
 	config := func(c *server.Config) { c.ClaimFirst, c.Lease = true, 200*time.Millisecond }
 	_, one := wrapTx(t, dead, booking(&n), config)

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -126,4 +127,49 @@ func TestRecoverThatPanicsHasAnOutcome(t *testing.T) {
 	kinds = nil
 	assert.PanicsWithValue(t, "no idea", func() { post(g, "k", "{}") })
 	assert.Equal(t, []server.EventKind{server.EventTakeover, server.EventUnknown}, kinds)
+}
+
+// On SQLite the transaction of a handler holds the only writer, so its own lease
+// can't be renewed; nor can anybody take it.
+func TestABusyDatabaseIsNoLostLease(t *testing.T) {
+	t.Parallel()
+	const lease = 150 * time.Millisecond
+	store, books := newSQLite(t)
+	g := newMiddlewareOver(t, store, func(c *server.Config) {
+		c.ClaimFirst = true
+		c.Lease = lease
+	}).WrapTx(func(w http.ResponseWriter, r *http.Request, tx *sql.Tx) error {
+		time.Sleep(3 * lease)
+		w.WriteHeader(http.StatusCreated)
+		return book(r.Context(), tx, "k")
+	})
+	wantExecuted(t, post(g, "k", "{}"), http.StatusCreated)
+	assert.Equal(t, 1, books.count(t, "k"))
+}
+
+// The client of a run that lost its key was told to send a new one, although
+// the operation was done, and its own request the first.
+func TestALostRunIsAnsweredAfterItsTTL(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := storetest.NewMemory()
+		change := func(c *server.Config) {
+			c.TTL = time.Minute
+			c.Abandoned = server.RerunAbandoned
+		}
+		var first *httptest.ResponseRecorder
+		cut := newMiddlewareOver(t, &hooked{Store: memory, renewal: errors.New("cut off")}, change)
+		go func() {
+			first = post(cut.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				time.Sleep(2 * time.Minute)
+				w.WriteHeader(http.StatusCreated)
+			})), "k", "{}")
+		}()
+		time.Sleep(40 * time.Second)
+		second := post(newMiddlewareOver(t, memory, change).Wrap(&counter{}), "k", "{}")
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		require.NotNil(t, first)
+		wantReplayed(t, first, second)
+	})
 }

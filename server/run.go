@@ -277,6 +277,7 @@ func (r *run) lost() {
 	r.rec.discard()
 	row, found, err := c.m.lookup(c.detached(), c.op.id)
 	if err == nil && found && row.State == Done {
+		row.Expired = false // its client was there before
 		out := outcomeOf(row, new(stored))
 		c.answer(&out)
 		return

@@ -180,8 +180,9 @@ type Tx interface {
 }
 
 var (
-	// ErrBusy is matched by the error of a [TxStore.BeginTx] that waited as
-	// long as it may for another transaction.
+	// ErrBusy is matched by the error of a call that waited as long as it may
+	// for another transaction: a [TxStore.BeginTx], and any other where the
+	// database has one writer. A [Store.Renew] that ends so is no lost hold.
 	ErrBusy = errors.New("another transaction has the key")
 
 	// ErrTooLarge is matched by the error of a [Store.Complete] whose result

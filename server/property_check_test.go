@@ -100,6 +100,7 @@ func (w *world) checkAnswer(req *request) {
 	}
 	w.checkEvents(req)
 	w.checkDuration(req)
+	w.checkHaste(req)
 	if a.status == 0 {
 		if left := req.leaves > 0 && req.end.Sub(req.start) >= req.leaves; a.returned && !left {
 			w.fault("%v: no answer", req)
@@ -204,13 +205,13 @@ func (w *world) checkRefusal(a *answer) {
 		justified = any(func(l *life) bool { return l.body != req.body })
 	case "expired":
 		w.expired[req.who()] = time.Now()
-		justified = w.tooOld(req) || any(func(l *life) bool { return l.result != nil && !time.Now().Before(l.expires) })
+		justified = !req.keyless && w.tooOld(req) || !req.keyless && any(func(l *life) bool { return l.result != nil && !time.Now().Before(l.expires) })
 	case "in-progress":
 		justified = len(lives) > 0 || w.isTroubled() || w.cfg.MaxWaiters < 64
 	case "not-kept":
 		justified = any(func(l *life) bool { return l.result != nil && !l.result.kept })
 	case "unavailable":
-		justified = w.isTroubled() || req.proc.isClosing() || req.refused
+		justified = w.isTroubled() || req.proc.isClosing() || w.journal.failed[req.who()]
 	default:
 		justified = false
 	}
@@ -269,6 +270,18 @@ func (w *world) checkDuration(req *request) {
 	limit := max(w.cfg.Wait, 0) + 4*w.longest + w.cut() + 100*time.Millisecond
 	if !held && took > limit {
 		w.fault("%v: waited %v, and Wait is %v", req, took, w.cfg.Wait)
+	}
+}
+
+// checkHaste: a mismatch is told at once, and a result is not given up before
+// its lease.
+func (w *world) checkHaste(req *request) {
+	took, word := req.end.Sub(req.start), req.writer.word()
+	switch {
+	case word == "mismatch" && req.differs && !w.isTroubled() && took > time.Millisecond:
+		w.fault("%v: told after %v that it is another request", req, took)
+	case word == "unavailable" && req.run != nil && took < w.cfg.Lease-1300*time.Millisecond:
+		w.fault("%v: its result was given up after %v", req, took)
 	}
 }
 

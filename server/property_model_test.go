@@ -26,6 +26,7 @@ type journal struct {
 	ids    map[identity]server.ID
 	owners map[server.ID]identity
 	past   map[identity][]*life // all of them, also the present one
+	failed map[identity]bool    // Recover said an error once
 }
 
 // life is one life of a row.
@@ -70,6 +71,7 @@ func newJournal(w *world) *journal {
 	return &journal{
 		w: w, store: storetest.NewMemory(), lives: make(map[server.ID]*life),
 		ids: make(map[identity]server.ID), owners: make(map[server.ID]identity), past: make(map[identity][]*life),
+		failed: make(map[identity]bool),
 	}
 }
 

@@ -80,7 +80,7 @@ func newWorld(seed uint64) *world {
 	w.journal = newJournal(w)
 	lease := pick(rng, 200*time.Millisecond, time.Second, 30*time.Second)
 	w.unit = lease / 10
-	w.longest = pick(rng, 0, w.unit, 5*w.unit, 15*w.unit)
+	w.longest = pick(rng, 0, w.unit, 5*w.unit, 25*w.unit)
 	w.trouble = pick(rng, 0, 0.05, 0.2, 0.5)
 	w.cfg = server.Config{
 		Scope:         func(r *http.Request) (string, error) { return requestOf(r.Context()).id.scope, nil },

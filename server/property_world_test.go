@@ -85,11 +85,11 @@ type request struct {
 	probe   bool // sent when all is calm
 
 	start, end time.Time
+	differs    bool   // from what the key was in use for when it was sent
 	grant      *grant // the newest; under the lock of the journal
 	run        *run
 	decision   server.RecoveryAction // what Recover said
 	asked      bool                  // it said so, and no error
-	refused    bool                  // it said an error
 	settlement *result               // of SettleAs
 	writer     *answer
 	events     []server.EventKind
@@ -266,7 +266,7 @@ func (w *world) recover(ctx context.Context, op *server.Operation) (server.Recov
 	case s.panics:
 		panic(s)
 	case s.fails:
-		w.journal.change(func() { req.refused = true })
+		w.journal.change(func() { w.journal.failed[req.who()] = true })
 		return server.Recovery{Action: s.action}, errTrouble
 	}
 	found := server.Recovery{Action: s.action}
@@ -323,6 +323,10 @@ func (w *world) send(req *request) {
 		})
 		defer timer.Stop()
 	}
+	w.journal.change(func() {
+		l := w.journal.lives[w.journal.ids[req.who()]]
+		req.differs = l != nil && l.body != req.body
+	})
 	w.note("%v: sent", req)
 	defer func() {
 		req.end = time.Now()

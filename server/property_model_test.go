@@ -258,7 +258,7 @@ func (b *journal) record(l *life, res *result, status int) {
 }
 
 // Release is allowed for a run that had no result and declared no effect, and
-// for one that never began.
+// for one that never began because its claim seemed to fail or in a shutdown.
 func (b *journal) Release(ctx context.Context, h server.Hold) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -276,7 +276,7 @@ func (b *journal) Release(ctx context.Context, h server.Hold) (bool, error) {
 	case g.asks:
 		b.w.fault("%v: released a run that it only asked about", req)
 	case g.run == nil:
-		if !req.proc.isClosing() {
+		if !req.proc.isClosing() && !b.w.isTroubled() { // a claim whose reply was lost is undone
 			b.w.fault("%v: released without having run", req)
 		}
 	case !g.run.ended || g.run.effect || (!g.run.panicked && final(g.run.status)):

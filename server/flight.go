@@ -210,7 +210,9 @@ func (m *Middleware) poll(ctx context.Context, f *flight) {
 			row.Expired = false
 			f.end(outcomeOf(row, new(stored)))
 			return
-		case !found || !row.Live:
+		case !found || !row.Live || row.Fingerprint != f.fingerprint():
+			// Also where another request has the key by now: not what the
+			// waiters were compared with.
 			f.end(outcome{kind: outRetry})
 			return
 		}

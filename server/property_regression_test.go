@@ -173,3 +173,37 @@ func TestALostRunIsAnsweredAfterItsTTL(t *testing.T) {
 		wantReplayed(t, first, second)
 	})
 }
+
+// Between two looks at the row the run of another process ended without a
+// result, and another request got the key. Those who waited went on waiting for
+// that one, and it was refused as a mismatch where they waited.
+func TestWaitersLearnThatTheKeyIsAnotherRequests(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := storetest.NewMemory()
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.ContentLength == 1 {
+				time.Sleep(time.Second)
+				w.WriteHeader(http.StatusInternalServerError)
+				return
+			}
+			time.Sleep(10 * time.Second)
+			w.WriteHeader(http.StatusCreated)
+		})
+		here, there := newMiddlewareOver(t, memory, nil).Wrap(h), newMiddlewareOver(t, memory, nil).Wrap(h)
+		var waiter, other *httptest.ResponseRecorder
+		go func() {
+			post(there, "k", "1")
+			other = post(there, "k", "22")
+		}()
+		time.Sleep(10 * time.Millisecond)
+		go func() { waiter = post(here, "k", "1") }()
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
+		require.NotNil(t, waiter, "still waits")
+		wantProblem(t, waiter, http.StatusUnprocessableEntity, "mismatch")
+		same := post(here, "k", "22")
+		synctest.Wait()
+		wantReplayed(t, same, other)
+	})
+}

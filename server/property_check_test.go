@@ -278,7 +278,7 @@ func (w *world) checkDuration(req *request) {
 func (w *world) checkHaste(req *request) {
 	took, word := req.end.Sub(req.start), req.writer.word()
 	switch {
-	case word == "mismatch" && req.differs && !w.isTroubled() && took > time.Millisecond:
+	case word == "mismatch" && req.differs && !w.isTroubled() && took > w.lag():
 		w.fault("%v: told after %v that it is another request", req, took)
 	case word == "unavailable" && req.run != nil && took < w.cfg.Lease-1300*time.Millisecond:
 		w.fault("%v: its result was given up after %v", req, took)

@@ -1,0 +1,9 @@
+// Package benchmarks sets oncemore beside plain net/http and beside other
+// clients that retry. TestTable measures all of them in one run, in turns, and
+// prints the table of docs/benchmarks.md:
+//
+//	make bench
+//
+// Without -rounds it is a quick test that each of the scenarios works, and that
+// oncemore keeps the figures that are exact.
+package benchmarks

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -27,7 +28,15 @@ const maxKeyLength = 255
 // guess, and with the time in it, so that a server can tell how old it is even
 // after it has forgotten it. It is what Config.NewKey defaults to.
 func NewKey() string {
-	return uuid.Must(uuid.NewV7()).String() // fails only where crypto/rand does, which never returns then
+	// Not uuid.NewV7: that one never goes back, so once a clock that was ahead
+	// has been set right its keys would claim a future for as long as the
+	// process lives, and servers refuse those.
+	id := uuid.New()
+	now := uint64(time.Now().UnixMilli()) //nolint:gosec // after 1970
+	binary.BigEndian.PutUint16(id[4:], uint16(now))
+	binary.BigEndian.PutUint32(id[:], uint32(now>>16))
+	id[6] = id[6]&0x0f | 7<<4
+	return id.String()
 }
 
 // KeyFor returns the key of an operation that the caller can name again after

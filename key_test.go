@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,6 +27,19 @@ func TestNewKeyIsAUUIDv7(t *testing.T) {
 		seen[key] = true
 	}
 	assert.Len(t, seen, 1000)
+}
+
+// A clock that was ahead and has been set right must not leave keys behind that
+// claim a future.
+func TestNewKeyFollowsTheClockBack(t *testing.T) {
+	t.Parallel()
+	NewKey()
+	synctest.Test(t, func(t *testing.T) { // here it is the year 2000
+		id := uuid.MustParse(NewKey())
+		assert.Equal(t, uuid.RFC4122, id.Variant())
+		sec, nsec := id.Time().UnixTime()
+		assert.WithinDuration(t, time.Now(), time.Unix(sec, nsec), time.Minute)
+	})
 }
 
 func TestKeyFor(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -21,7 +22,11 @@ import (
 // ErrNoBinary is matched by the error of a start that found no server to start.
 var ErrNoBinary = errors.New("no server binary")
 
-const startTimeout = time.Minute
+// startTimeout is long: many start at once, on machines with much else to do.
+const startTimeout = 3 * time.Minute
+
+// making lets one server's data be made at a time.
+var making sync.Mutex
 
 // Server is a database server of the tests' own.
 type Server struct {
@@ -68,7 +73,14 @@ func create(name, account string) (*Server, error) {
 	return s, os.Chown(dir, uid, gid)
 }
 
-// run runs a program that makes the data folder.
+// install runs a program that makes the data folder.
+func (s *Server) install(path string, args ...string) error {
+	making.Lock()
+	defer making.Unlock()
+	return s.run(path, args...)
+}
+
+// run runs a program for the server.
 func (s *Server) run(path string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

@@ -209,7 +209,7 @@ func (w *world) checkRefusal(a *answer) {
 	case "in-progress":
 		justified = len(lives) > 0 || w.isTroubled() || w.cfg.MaxWaiters < 64
 	case "not-kept":
-		justified = any(func(l *life) bool { return l.result != nil && !l.result.kept })
+		justified = any(func(l *life) bool { return l.unkept })
 	case "unavailable":
 		justified = w.isTroubled() || req.proc.isClosing() || w.journal.failed[req.who()]
 	default:

@@ -39,6 +39,7 @@ type life struct {
 	grant   *grant // the newest
 	state   server.State
 	unknown bool // it was Unknown once
+	unkept  bool // it had a result without a body once
 
 	result  *result // accepted; nil until Done
 	settled time.Time
@@ -254,6 +255,7 @@ func (b *journal) record(l *life, res *result, status int) {
 		b.w.fault("%v: recorded before %v had ended", l.who, res.run)
 	}
 	res.accepted = true
+	l.unkept = l.unkept || !res.kept
 	l.result, l.settled = res, time.Now()
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -137,7 +138,7 @@ func (w *world) checkSuccess(a *answer) {
 	switch {
 	case !is.accepted:
 		w.fault("%v: a success that is not on record", req)
-	case own == replayed && !(replayed && is.early):
+	case own == replayed && (!replayed || !is.early):
 		w.fault("%v: %s with the result of %v", req, a.word(), res.run)
 	case a.status != is.status:
 		w.fault("%v: status %d, on record %d", req, a.status, is.status)
@@ -184,36 +185,27 @@ func (w *world) checkRefusal(a *answer) {
 	w.journal.mu.Lock()
 	defer w.journal.mu.Unlock()
 	lives := w.journal.past[req.who()]
-	any := func(is func(*life) bool) bool {
-		for _, l := range lives {
-			if is(l) {
-				return true
-			}
-		}
-		return false
-	}
-	justified := true
+	some := func(is func(*life) bool) bool { return slices.ContainsFunc(lives, is) }
+	justified := false
 	switch a.word() {
 	case "executed": // not final
 		justified = req.run != nil && req.run.ended && req.run.status == a.status && !req.run.accepted
 	case "unknown":
-		justified = any(func(l *life) bool { return l.unknown || l.state != server.Done || !l.settled.Before(req.start) })
+		justified = some(func(l *life) bool { return l.unknown || l.state != server.Done || !l.settled.Before(req.start) })
 		if req.run != nil && a.status == req.run.status && !req.run.effect {
 			justified = false
 		}
 	case "mismatch":
-		justified = any(func(l *life) bool { return l.body != req.body })
+		justified = some(func(l *life) bool { return l.body != req.body })
 	case "expired":
 		w.expired[req.who()] = time.Now()
-		justified = !req.keyless && w.tooOld(req) || !req.keyless && any(func(l *life) bool { return l.result != nil && !time.Now().Before(l.expires) })
+		justified = !req.keyless && w.tooOld(req) || !req.keyless && some(func(l *life) bool { return l.result != nil && !time.Now().Before(l.expires) })
 	case "in-progress":
 		justified = len(lives) > 0 || w.isTroubled() || w.cfg.MaxWaiters < 64
 	case "not-kept":
-		justified = any(func(l *life) bool { return l.unkept })
+		justified = some(func(l *life) bool { return l.unkept })
 	case "unavailable":
 		justified = w.isTroubled() || req.proc.isClosing() || w.journal.failed[req.who()]
-	default:
-		justified = false
 	}
 	if !justified {
 		w.fault("%v: refused without a reason: %d %s", req, a.status, a.word())
@@ -256,7 +248,7 @@ func (w *world) checkEvents(req *request) {
 	if req.run != nil && req.run.panicked { // what had left says less than how it ended
 		return
 	}
-	if req.writer.status != 0 && outcomes[0] != want && !(req.run != nil && req.run.early) {
+	if req.writer.status != 0 && outcomes[0] != want && (req.run == nil || !req.run.early) {
 		w.fault("%v: answered %s, event %v", req, req.writer.word(), outcomes[0])
 	}
 }

@@ -77,8 +77,8 @@ func newJournal(w *world) *journal {
 }
 
 // row reads the truth.
-func (b *journal) row(id server.ID) (server.Row, bool) {
-	row, found, err := b.store.Lookup(context.Background(), id)
+func (b *journal) row(ctx context.Context, id server.ID) (server.Row, bool) {
+	row, found, err := b.store.Lookup(context.WithoutCancel(ctx), id)
 	if err != nil {
 		panic(err)
 	}
@@ -92,7 +92,7 @@ func (b *journal) Claim(ctx context.Context, c server.Claim) (server.Row, bool, 
 	defer b.mu.Unlock()
 	req := requestOf(ctx)
 	b.identify(req, c.ID)
-	before, had := b.row(c.ID)
+	before, had := b.row(ctx, c.ID)
 	row, found, err := b.store.Claim(ctx, c)
 	if err != nil || !found || row.Owner != c.Owner || (had && before.Owner == c.Owner) {
 		return row, found, err
@@ -150,9 +150,9 @@ func (b *journal) remove(id server.ID, how string) {
 func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, had := b.row(t.ID)
+	before, had := b.row(ctx, t.ID)
 	ok, err := b.store.Takeover(ctx, t)
-	after, _ := b.row(t.ID)
+	after, _ := b.row(ctx, t.ID)
 	if err != nil || !ok || after.Generation == before.Generation {
 		return ok, err
 	}
@@ -185,7 +185,7 @@ func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error)
 func (b *journal) Renew(ctx context.Context, h server.Hold, lease time.Duration) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, had := b.row(h.ID)
+	before, had := b.row(ctx, h.ID)
 	ok, err := b.store.Renew(ctx, h, lease)
 	if ok && err == nil && (!had || before.Owner != h.Owner || before.Generation != h.Generation || before.State == server.Done) {
 		b.w.fault("a stale hold was renewed")
@@ -199,7 +199,7 @@ func (b *journal) Renew(ctx context.Context, h server.Hold, lease time.Duration)
 func (b *journal) Complete(ctx context.Context, h server.Hold, r server.Result) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, had := b.row(h.ID)
+	before, had := b.row(ctx, h.ID)
 	ok, err := b.store.Complete(ctx, h, r)
 	req := requestOf(ctx)
 	b.w.note("%v: complete %v of generation %d: %t %v", req, r.State, h.Generation, ok, err)
@@ -264,9 +264,9 @@ func (b *journal) record(l *life, res *result, status int) {
 func (b *journal) Release(ctx context.Context, h server.Hold) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, had := b.row(h.ID)
+	before, had := b.row(ctx, h.ID)
 	ok, err := b.store.Release(ctx, h)
-	_, has := b.row(h.ID)
+	_, has := b.row(ctx, h.ID)
 	if err != nil || !ok || !had || has {
 		return ok, err
 	}
@@ -297,9 +297,9 @@ func (b *journal) Lookup(ctx context.Context, id server.ID) (server.Row, bool, e
 func (b *journal) Settle(ctx context.Context, id server.ID, generation int64, r server.Result) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, _ := b.row(id)
+	before, _ := b.row(ctx, id)
 	ok, err := b.store.Settle(ctx, id, generation, r)
-	after, _ := b.row(id)
+	after, _ := b.row(ctx, id)
 	if err != nil || !ok || before.Generation == after.Generation {
 		return ok, err
 	}
@@ -318,7 +318,7 @@ func (b *journal) Settle(ctx context.Context, id server.ID, generation int64, r 
 func (b *journal) Forget(ctx context.Context, id server.ID) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, had := b.row(id)
+	before, had := b.row(ctx, id)
 	ok, err := b.store.Forget(ctx, id)
 	if err != nil || !ok || !had {
 		return ok, err
@@ -333,13 +333,14 @@ func (b *journal) Forget(ctx context.Context, id server.ID) (bool, error) {
 
 // purge may take what is done and was kept long enough.
 func (b *journal) purge() {
+	ctx := context.Background()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, err := b.store.Purge(context.Background()); err != nil {
+	if _, err := b.store.Purge(ctx); err != nil {
 		b.w.fault("purge: %v", err)
 	}
 	for id, l := range b.lives {
-		if _, found := b.row(id); found {
+		if _, found := b.row(ctx, id); found {
 			continue
 		}
 		if l.state != server.Done || time.Now().Before(l.purge) {

@@ -66,8 +66,20 @@ func schedules(t *testing.T, count int, play func(*testing.T, uint64)) {
 
 // identities that careless hashing or comparing would take for one another.
 var identities = []identity{
-	{"a", "bc"}, {"ab", "c"}, {"a\x00", "b"}, {"a", "\\x00b"}, {"a ", "k"}, {"a", "k"}, {"A", "k"}, {"a", "K"},
-	{"ä", "k"}, {"a\u0308", "k"}, {"a", "1"}, {"a", "10"}, {"a/b", "c"}, {"a", "b/c"},
+	{"a", "bc"},
+	{"ab", "c"},
+	{"a\x00", "b"},
+	{"a", "\\x00b"},
+	{"a ", "k"},
+	{"a", "k"},
+	{"A", "k"},
+	{"a", "K"},
+	{"ä", "k"},
+	{"a\u0308", "k"},
+	{"a", "1"},
+	{"a", "10"},
+	{"a/b", "c"},
+	{"a", "b/c"},
 }
 
 // newWorld draws a schedule.
@@ -174,7 +186,7 @@ func (w *world) play(t *testing.T) {
 			ids[i].key = newV7(rng)
 		}
 	}
-	horizon := pick[time.Duration](rng, 5, 30, 80) * w.unit
+	horizon := pick(rng, 5*w.unit, 30*w.unit, 80*w.unit)
 	reqs := make([]*request, 2+rng.IntN(12))
 	for i := range reqs {
 		reqs[i] = w.drawRequest(i, ids)
@@ -358,7 +370,7 @@ func (b *journal) rowOf(id identity) (server.Row, bool) {
 	if !ok {
 		return server.Row{}, false
 	}
-	return b.row(row)
+	return b.row(context.Background(), row)
 }
 
 // checkState: the key is done, unknown, or refused as expired.

@@ -85,7 +85,6 @@ type order struct {
 	status1   int // the answer that left
 	header    http.Header
 	kept      []byte
-	isOver    bool
 	startedAt time.Time
 }
 

@@ -222,7 +222,7 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, hr *http.Request) {
 func (w *world) pass(ctx context.Context, r *run, d time.Duration) {
 	wait := ctx
 	if !r.req.script.obeys {
-		wait = context.Background()
+		wait = context.WithoutCancel(ctx)
 	}
 	r.req.proc.sleep(wait, d)
 	w.checkContext(ctx, r)
@@ -293,11 +293,11 @@ func (w *world) settlement(body string) (*result, server.Response) {
 }
 
 // observe is Config.Observer.
-func (w *world) observe(_ context.Context, e server.Event) {
-	if e.Request == nil {
+func (w *world) observe(ctx context.Context, e server.Event) {
+	req := requestOf(ctx)
+	if req == nil {
 		return
 	}
-	req := requestOf(e.Request.Context())
 	w.note("%v: event %v, status %d, %v", req, e.Kind, e.Status, e.Err)
 	w.journal.change(func() { req.events = append(req.events, e.Kind) })
 }

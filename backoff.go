@@ -14,8 +14,8 @@ const maxRetryAfterJitter = time.Second
 
 // newDelays returns the growing delays of one call, jitter not yet in them.
 // The arithmetic is the library's; the waiting is ours.
-func newDelays(p *Policy) *backoff.ExponentialBackOff {
-	b := &backoff.ExponentialBackOff{
+func newDelays(p *Policy) backoff.ExponentialBackOff {
+	b := backoff.ExponentialBackOff{
 		InitialInterval: min(p.BaseDelay, p.MaxDelay),
 		Multiplier:      p.Multiplier,
 		MaxInterval:     p.MaxDelay,

@@ -1,7 +1,6 @@
 package oncemore
 
 import (
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,8 +27,8 @@ type Budget struct {
 	// nearly always, a success has nothing to give back to.
 	used  atomic.Int64
 	mu    sync.Mutex
-	hosts map[string]*tokens // those below capacity; any other is full
-	sweep int                // look for idle hosts when there are this many
+	hosts map[string]tokens // those below capacity; any other is full
+	sweep int               // look for idle hosts when there are this many
 }
 
 // tokens is what a host has left.
@@ -94,23 +93,23 @@ func (b *Budget) take(host string, cost int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	t := b.find(host, now)
-	if t == nil {
+	t, below := b.find(host, now)
+	if !below {
 		capacity := b.costs().Capacity
 		if cost > capacity {
 			return false
 		}
 		if cost > 0 {
-			b.remember(host, &tokens{capacity - cost, now})
+			b.remember(host, tokens{capacity - cost, now})
 		}
 		return true
 	}
-	t.called = now
-	if t.left < cost {
-		return false
+	enough := t.left >= cost
+	if enough {
+		t.left -= cost
 	}
-	t.left -= cost
-	return true
+	b.hosts[host] = tokens{t.left, now}
+	return enough
 }
 
 // give gives n tokens back: the cost of a retry that helped, or 1 for a
@@ -122,16 +121,15 @@ func (b *Budget) give(host string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	t := b.find(host, now)
-	if t == nil {
+	t, below := b.find(host, now)
+	if !below {
 		return
 	}
-	t.called = now
 	if n >= b.costs().Capacity-t.left {
 		b.forget(host) // full again
 		return
 	}
-	t.left += n
+	b.hosts[host] = tokens{t.left + n, now}
 }
 
 // level returns how many tokens the host has, -1 if the budget is off.
@@ -141,21 +139,21 @@ func (b *Budget) level(host string) int {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if t := b.find(host, time.Now()); t != nil {
+	if t, below := b.find(host, time.Now()); below {
 		return t.left
 	}
 	return b.costs().Capacity
 }
 
-// find returns the tokens of a host, nil if it is full. The caller holds mu,
-// as it does for forget and remember.
-func (b *Budget) find(host string, now time.Time) *tokens {
-	t := b.hosts[host]
-	if t != nil && now.Sub(t.called) >= budgetIdle {
+// find returns the tokens of a host that is not full. The caller holds mu, as
+// it does for forget and remember.
+func (b *Budget) find(host string, now time.Time) (tokens, bool) {
+	t, ok := b.hosts[host]
+	if ok && now.Sub(t.called) >= budgetIdle {
 		b.forget(host)
-		return nil
+		return tokens{}, false
 	}
-	return t
+	return t, ok
 }
 
 func (b *Budget) forget(host string) {
@@ -166,9 +164,10 @@ func (b *Budget) forget(host string) {
 // remember keeps the tokens of a host that was full. When the hosts have
 // doubled it forgets the idle ones first, and if that leaves too many, a part
 // of the others: whose they are does not matter much, they get a full budget.
-func (b *Budget) remember(host string, t *tokens) {
+// The host must not be a part of a longer string, which it would keep alive.
+func (b *Budget) remember(host string, t tokens) {
 	if b.hosts == nil {
-		b.hosts = map[string]*tokens{}
+		b.hosts = map[string]tokens{}
 	}
 	if len(b.hosts) >= b.sweep {
 		for h := range b.hosts {
@@ -182,6 +181,6 @@ func (b *Budget) remember(host string, t *tokens) {
 		}
 		b.sweep = min(max(2*len(b.hosts), 64), budgetHosts)
 	}
-	b.hosts[strings.Clone(host)] = t
+	b.hosts[host] = t
 	b.used.Store(int64(len(b.hosts)))
 }

@@ -33,7 +33,7 @@ type call struct {
 	body     requestBody
 	attempts []Attempt
 	retries  int
-	delays   *backoff.ExponentialBackOff // nil before the first retry
+	again    *again // nil before the first retry
 	stop     StopReason
 	req      *http.Request // of the latest hop
 	errURL   string        // where net/http says that it failed
@@ -43,6 +43,24 @@ type call struct {
 	room     [1]Attempt // room for the attempt of nearly every call
 	first    attempt
 	buffered bufferedBody
+}
+
+// again is what a call needs once it is retried, in one allocation: the delays
+// of all its retries, and the room for the attempt that nearly always is the
+// last one.
+type again struct {
+	delays backoff.ExponentialBackOff
+	room   [2]Attempt
+	second tracedAttempt
+}
+
+// delay returns the next delay, jitter not yet in it.
+func (c *call) delay(p *Policy) time.Duration {
+	if c.again == nil {
+		c.again = &again{delays: newDelays(p)}
+		c.attempts = append(c.again.room[:0], c.attempts...)
+	}
+	return c.again.delays.NextBackOff()
 }
 
 func newCall(c *Client, req *http.Request, timeout time.Duration) *call {
@@ -261,12 +279,13 @@ func sameOrigin(a, b *url.URL) bool {
 		strings.EqualFold(a.Hostname(), b.Hostname()) && portOf(a) == portOf(b)
 }
 
-// hostPort names a host for the budget.
+// hostPort names a host for the budget, in a string of its own: that of the URL
+// may be long, and the budget keeps the name.
 func hostPort(u *url.URL) string {
 	if port := portOf(u); u.Port() == "" && port != "" {
 		return strings.ToLower(u.Host) + ":" + port
 	}
-	return strings.ToLower(u.Host)
+	return strings.Clone(strings.ToLower(u.Host))
 }
 
 func portOf(u *url.URL) string {

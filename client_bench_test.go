@@ -149,7 +149,8 @@ func BenchmarkUpload(b *testing.B) {
 func BenchmarkBackoff(b *testing.B) {
 	p := DefaultPolicy()
 	for b.Loop() {
-		_, _ = waitAfter(nil, shake(newDelays(p).NextBackOff(), p.Jitter), p)
+		delays := newDelays(p)
+		_, _ = waitAfter(nil, shake(delays.NextBackOff(), p.Jitter), p)
 	}
 	_ = time.Second
 }

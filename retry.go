@@ -55,10 +55,7 @@ func (h *hop) next(a *attempt) (time.Duration, StopReason) {
 	if stop := h.mayRetry(a); stop != 0 {
 		return 0, stop
 	}
-	if h.delays == nil {
-		h.delays = newDelays(h.policy)
-	}
-	wait, tooLong := waitAfter(a.resp, shake(h.delays.NextBackOff(), h.policy.Jitter), h.policy)
+	wait, tooLong := waitAfter(a.resp, shake(h.delay(h.policy), h.policy.Jitter), h.policy)
 	if tooLong {
 		return 0, StopRetryAfter
 	}

@@ -89,8 +89,13 @@ func (h *hop) attempt() (*attempt, error) {
 
 func (h *hop) newAttempt() *attempt {
 	a := &h.first
-	if len(h.attempts) > 0 {
-		t := new(tracedAttempt)
+	if n := len(h.attempts); n > 0 {
+		var t *tracedAttempt
+		if n == 1 && h.again != nil { // there is none after a redirect
+			t = &h.again.second
+		} else {
+			t = new(tracedAttempt)
+		}
 		a, t.attempt.trace = &t.attempt, &t.trace
 	}
 	a.call, a.number, a.withBody, a.began = h.call, len(h.attempts)+1, h.withBody, time.Now()

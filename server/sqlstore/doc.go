@@ -40,7 +40,10 @@
 // death of the process, but not a power cut: the last records may be forgotten.
 // The writes of a Store line up in the process before they reach the database,
 // so use one Store for a file. A handler of WrapTx holds the only writer while
-// it runs: keep it short.
+// it runs: keep it short, and let it return the errors of its statements. Where
+// SQLite itself ends a transaction (a full disk, an interrupted statement) and
+// the handler writes on all the same, those later writes are committed at once;
+// the record is not, and the caller gets 503.
 //
 // # PostgreSQL
 //

@@ -52,8 +52,13 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	}
 }
 
-// drain reads some of what the client is still sending.
+// drain reads some of what the client is still sending. Of a long body that
+// waits to be asked for (RFC 9110 section 10.1.1) it reads nothing, as that
+// would ask for all of it.
 func drain(r *http.Request) {
+	if r.ContentLength > maxDrain && strings.EqualFold(r.Header.Get("Expect"), "100-continue") {
+		return
+	}
 	if r.Body != nil && r.Body != http.NoBody {
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
 	}

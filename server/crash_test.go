@@ -15,10 +15,9 @@ import (
 	"testing"
 	"time"
 
-	_ "modernc.org/sqlite" // the child opens the file itself
-
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite" // the child opens the file itself
 
 	"github.com/oncemore-go/oncemore/internal/sqlitetest"
 	"github.com/oncemore-go/oncemore/server"
@@ -177,7 +176,7 @@ func TestCrash(t *testing.T) {
 
 				seen := crash(t, file, mode, tt.point)
 				if seen != "" {
-					assert.Equal(t, recorded, want, "who saw a part of a success must get it again")
+					assert.Equal(t, want, recorded, "who saw a part of a success must get it again")
 				}
 				h, m, err := crashServer(store, db, mode, "")
 				require.NoError(t, err)

@@ -131,11 +131,11 @@ func TestNoSecretsInTheLog(t *testing.T) {
 				panic(answer)
 			case "/unknown":
 				op(r).EffectStarted()
-				w.WriteHeader(500)
+				w.WriteHeader(http.StatusInternalServerError)
 			case "/bad":
 				op(r).SetResource("id", "/"+answer+"\n")
 			case "/500":
-				w.WriteHeader(500)
+				w.WriteHeader(http.StatusInternalServerError)
 			case "/flush":
 				_ = http.NewResponseController(w).Flush()
 			}

@@ -83,7 +83,7 @@ func TestNoSuccessThatNobodyRecorded(t *testing.T) {
 					http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						op(r).SetResource("payment-7", "")
 						w.Header().Set("X-Paid", "1")
-						w.WriteHeader(201)
+						w.WriteHeader(http.StatusCreated)
 						_, _ = io.WriteString(w, "the body")
 					}))
 				if reply {
@@ -125,7 +125,7 @@ func TestReleaseIsRepeated(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var n atomic.Int64
 				store := newFaulty(newMemory())
-				g := newMiddlewareOver(t, store, nil).Wrap(respond(&n, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+				g := newMiddlewareOver(t, store, nil).Wrap(respond(&n, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
 				fail(store)
 				wantExecuted(t, post(g, "k", "{}"), 500)
 				store.fail(nil, nil)
@@ -142,7 +142,7 @@ func TestAReleaseThatNeverWorksEndsWithTheLease(t *testing.T) {
 		var log logBuffer
 		store := newFaulty(newMemory())
 		g := newMiddlewareOver(t, store, func(c *server.Config) { c.Logger, c.Lease, c.Wait = log.logger(), 5*time.Second, time.Minute }).Wrap(
-			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
 		store.fail(always("Release"), nil)
 		start := time.Now()
 		wantExecuted(t, post(g, "k", "{}"), 500)
@@ -174,7 +174,7 @@ func TestWhatTheStoreCanNotTakeIsNotKept(t *testing.T) {
 		if r.URL.Path == "/o" {
 			w.Header().Set("Location", "/o/1")
 		}
-		w.WriteHeader(201)
+		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, strings.Repeat("x", 5000))
 	}))
 	first := post(g, "k", "{}")

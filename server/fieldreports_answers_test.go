@@ -165,7 +165,7 @@ func TestB159_TheSameStatus(t *testing.T) {
 		g := newMiddleware(t, nil).Wrap(respond(&n, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "/o/1")
 			w.WriteHeader(code)
-			w.WriteHeader(500) // superfluous
+			w.WriteHeader(http.StatusInternalServerError) // superfluous
 			_, _ = io.WriteString(w, "x")
 		}))
 		first := post(g, "k", "{}")
@@ -206,8 +206,8 @@ func TestB170_AReplayStandsAlone(t *testing.T) {
 	store, ledger := newSQLite(t)
 	g := newMiddlewareOver(t, store, nil).Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		assert.NoError(t, book(r.Context(), ledger.db, "k"))
-		w.WriteHeader(201)
-		fmt.Fprintf(w, `{"lines":%d}`, ledger.count(t, "k"))
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, `{"lines":%d}`, ledger.count(t, "k")) //nolint:contextcheck // it outlives the request
 	}))
 	first := post(g, "k", "{}")
 	_, err := ledger.db.ExecContext(t.Context(), "DELETE FROM ledger")
@@ -218,10 +218,10 @@ func TestB170_AReplayStandsAlone(t *testing.T) {
 func TestB172_EmptyResponsesReplay(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(http.ResponseWriter){
-		"204":              func(w http.ResponseWriter) { w.WriteHeader(204) },
-		"202":              func(w http.ResponseWriter) { w.WriteHeader(202) },
-		"304":              func(w http.ResponseWriter) { w.Header().Set("Etag", `"x"`); w.WriteHeader(304) },
-		"Content-Length 0": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "0"); w.WriteHeader(200) },
+		"204":              func(w http.ResponseWriter) { w.WriteHeader(http.StatusNoContent) },
+		"202":              func(w http.ResponseWriter) { w.WriteHeader(http.StatusAccepted) },
+		"304":              func(w http.ResponseWriter) { w.Header().Set("Etag", `"x"`); w.WriteHeader(http.StatusNotModified) },
+		"Content-Length 0": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "0"); w.WriteHeader(http.StatusOK) },
 		"empty write":      func(w http.ResponseWriter) { _, _ = w.Write(nil) },
 		"nothing":          func(http.ResponseWriter) {},
 	} {
@@ -420,7 +420,7 @@ func TestB262_Trailers(t *testing.T) {
 		w.Header().Set("Trailer", "X-Sum")
 		switch r.URL.Path {
 		case "/flush", "/late-flush":
-			w.WriteHeader(200)
+			w.WriteHeader(http.StatusOK)
 			if r.URL.Path == "/late-flush" {
 				w.Header().Set("X-Sum", "1")
 			}

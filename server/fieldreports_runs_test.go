@@ -317,7 +317,7 @@ func TestB146_WhichResultsAreKept(t *testing.T) {
 			c.Final = func(status int) bool { return status == 500 }
 		}).Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			n.Add(1)
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 		}))
 		first := post(g, "k", "{}")
 		wantReplayed(t, post(g, "k", "{}"), first)

@@ -156,7 +156,7 @@ type faultyTx struct{ *faulty }
 
 func (f faultyTx) BeginTx(ctx context.Context, c *server.Claim) (tx server.Tx, row server.Row, found bool, err error) {
 	err = f.step("BeginTx", func() (err error) {
-		tx, row, found, err = f.Store.(server.TxStore).BeginTx(ctx, c)
+		tx, row, found, err = f.Store.(server.TxStore).BeginTx(ctx, c) //nolint:errcheck,forcetypeassert // those that use it have one
 		return err
 	})
 	if err != nil {

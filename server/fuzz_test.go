@@ -160,7 +160,7 @@ func FuzzDecode(f *testing.F) {
 		Status: 200, Kept: true, Body: []byte("body"), ResourceID: "o_1", URL: "/o/1",
 		Names: []string{"Etag", "Link"}, Values: [][]string{{`"x"`}, {"<a>", "<b>"}},
 	}.Encode()
-	for n := range len(whole) {
+	for n := range whole {
 		f.Add(200, whole[:n])
 	}
 	for i := range whole {

@@ -21,13 +21,47 @@ func TestNoTwoScopesAndKeysAreOne(t *testing.T) {
 	t.Parallel()
 	type pair struct{ scope, key string }
 	pairs := []pair{
-		{"a", "bc"}, {"ab", "c"}, {"abc", "x"}, {"a", "b"}, {"b", "a"}, {"A", "b"}, {"a", "B"},
-		{"a\x00", "b"}, {"a", "\\0b"}, {"a\x00b", "b"}, {"a ", "b"}, {" a", "b"}, {"a  ", "b"}, {"a\t", "b"},
-		{"a/b", "c"}, {"a", "/bc"}, {"a:b", "c"}, {"a", ":b:c"}, {"a|b", "c"}, {"a,b", "c"}, {"a\nb", "c"},
-		{"é", "b"}, {"e\u0301", "b"}, {"E\u0301", "b"}, {"ß", "b"}, {"ss", "b"}, {"ﬁ", "b"}, {"fi", "b"}, {"İ", "b"}, {"i", "b"}, {"ı", "b"},
+		{"a", "bc"},
+		{"ab", "c"},
+		{"abc", "x"},
+		{"a", "b"},
+		{"b", "a"},
+		{"A", "b"},
+		{"a", "B"},
+		{"a\x00", "b"},
+		{"a", "\\0b"},
+		{"a\x00b", "b"},
+		{"a ", "b"},
+		{" a", "b"},
+		{"a  ", "b"},
+		{"a\t", "b"},
+		{"a/b", "c"},
+		{"a", "/bc"},
+		{"a:b", "c"},
+		{"a", ":b:c"},
+		{"a|b", "c"},
+		{"a,b", "c"},
+		{"a\nb", "c"},
+		{"é", "b"},
+		{"e\u0301", "b"},
+		{"E\u0301", "b"},
+		{"ß", "b"},
+		{"ss", "b"},
+		{"ﬁ", "b"},
+		{"fi", "b"},
+		{"İ", "b"},
+		{"i", "b"},
+		{"ı", "b"},
 		{"а", "b"}, // a Cyrillic one
-		{"\xff", "b"}, {"\xff\xfe", "b"}, {"\ufffd", "b"}, {strings.Repeat("a", 300), "b"}, {strings.Repeat("a", 301), "b"},
-		{"a", strings.Repeat("k", 254)}, {"a", strings.Repeat("k", 255)}, {"a", "%62"}, {"a", "b%20"},
+		{"\xff", "b"},
+		{"\xff\xfe", "b"},
+		{"\ufffd", "b"},
+		{strings.Repeat("a", 300), "b"},
+		{strings.Repeat("a", 301), "b"},
+		{"a", strings.Repeat("k", 254)},
+		{"a", strings.Repeat("k", 255)},
+		{"a", "%62"},
+		{"a", "b%20"},
 	}
 	sqlite, _ := newSQLite(t)
 	for name, store := range map[string]server.Store{"memory": newMemory(), "sqlite": sqlite} {
@@ -134,7 +168,7 @@ func TestAfterAReleaseTheKeyIsFreeForAnotherBody(t *testing.T) {
 	g := newMiddleware(t, nil).Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if string(body) == "bad" {
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 		}
 	}))
 	wantExecuted(t, post(g, "k", "bad"), 500)

@@ -38,7 +38,7 @@ func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
 			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(10 * time.Second)
 				assert.NoError(t, r.Context().Err())
-				w.WriteHeader(201)
+				w.WriteHeader(http.StatusCreated)
 			}))
 		wantExecuted(t, post(g, "k", "{}"), 201)
 		assert.Len(t, seen.of(server.EventStoreFailure), 5)
@@ -71,7 +71,7 @@ func lostLease(t *testing.T, thief time.Duration, h http.HandlerFunc) (*httptest
 	g := newMiddlewareOver(t, store, func(c *server.Config) { c.Lease, c.Observer = 3*time.Second, seen.observe }).Wrap(h)
 	go func() {
 		time.Sleep(3*time.Second + time.Millisecond)
-		steal(t, memory, "k", time.Minute, thief)
+		steal(t, memory, "k", time.Minute, thief) //nolint:testifylint // New does not fail, and the bubble waits
 	}()
 	w := post(g, "k", "{}")
 	time.Sleep(time.Minute) // until the thief is done
@@ -151,8 +151,11 @@ func TestALateFinisherChangesNothing(t *testing.T) {
 	for name, end := range map[string]func(http.ResponseWriter, *http.Request){
 		"panic":            func(http.ResponseWriter, *http.Request) { panic("late") },
 		"panic and effect": func(_ http.ResponseWriter, r *http.Request) { op(r).EffectStarted(); panic("late") },
-		"5xx and effect":   func(w http.ResponseWriter, r *http.Request) { op(r).EffectStarted(); w.WriteHeader(500) },
-		"flush":            func(w http.ResponseWriter, _ *http.Request) { _ = http.NewResponseController(w).Flush() },
+		"5xx and effect": func(w http.ResponseWriter, r *http.Request) {
+			op(r).EffectStarted()
+			w.WriteHeader(http.StatusInternalServerError)
+		},
+		"flush": func(w http.ResponseWriter, _ *http.Request) { _ = http.NewResponseController(w).Flush() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -193,7 +196,7 @@ func TestMaxRunEndsTheHandler(t *testing.T) {
 			assert.Equal(t, 10*time.Second, time.Since(start))
 			cause = context.Cause(r.Context())
 			time.Sleep(10 * time.Second) // it does not listen
-			w.WriteHeader(201)
+			w.WriteHeader(http.StatusCreated)
 		}))
 		first := sent(func() *httptest.ResponseRecorder { return post(g, "k", "{}") })
 		time.Sleep(9 * time.Second)

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -133,7 +132,7 @@ func TestProblems(t *testing.T) {
 				_, original := members["original_status"]
 				assert.Equal(t, tt.code == "not-kept", original)
 				assert.Equal(t, "https://github.com/oncemore-go/oncemore/blob/main/docs/problems.md#"+tt.code, members["type"])
-				assert.Regexp(t, regexp.MustCompile(`(?m)^#+ `+tt.code+`\b`), string(docs), "docs/problems.md has no such heading")
+				assert.Regexp(t, `(?m)^#+ `+tt.code+`\b`, string(docs), "docs/problems.md has no such heading")
 			})
 			synctest.Test(t, func(t *testing.T) {
 				w := tt.make(t, func(c *server.Config) { c.DocsURL = "https://docs.example/problems" })

@@ -76,7 +76,7 @@ func TestRecoverRunsAgain(t *testing.T) {
 				body, _ := io.ReadAll(r.Body)
 				assert.Equal(t, "{}", string(body))
 				time.Sleep(10 * time.Second)
-				w.WriteHeader(201)
+				w.WriteHeader(http.StatusCreated)
 			}))
 		first := post(g, "k", "{}")
 		wantExecuted(t, first, 201)
@@ -259,11 +259,11 @@ func TestRecoverIsAskedAfterEffectStarted(t *testing.T) {
 		}, nil).Wrap(respond(&n, func(w http.ResponseWriter, r *http.Request) {
 			if n.Load() == 1 {
 				op(r).EffectStarted()
-				w.WriteHeader(502)
+				w.WriteHeader(http.StatusBadGateway)
 				return
 			}
 			assert.Equal(t, 2, op(r).Attempt())
-			w.WriteHeader(201)
+			w.WriteHeader(http.StatusCreated)
 		}))
 		w := post(g, "k", "{}")
 		assert.Equal(t, 502, w.Code)
@@ -284,7 +284,7 @@ func TestRecoverIsNotAskedForBodyHashes(t *testing.T) {
 			func(w http.ResponseWriter, r *http.Request) {
 				assert.Empty(t, op(r).Key())
 				op(r).EffectStarted()
-				w.WriteHeader(502)
+				w.WriteHeader(http.StatusBadGateway)
 			}))
 		assert.Equal(t, 502, post(g, "", "{}").Code)
 		wantProblem(t, post(g, "", "{}"), 409, "unknown")
@@ -297,8 +297,8 @@ func TestRecoverIsNotAskedForBodyHashes(t *testing.T) {
 func TestEffectStarted(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(http.ResponseWriter){
-		"500":   func(w http.ResponseWriter) { w.WriteHeader(500) },
-		"429":   func(w http.ResponseWriter) { w.WriteHeader(429) },
+		"500":   func(w http.ResponseWriter) { w.WriteHeader(http.StatusInternalServerError) },
+		"429":   func(w http.ResponseWriter) { w.WriteHeader(http.StatusTooManyRequests) },
 		"panic": func(http.ResponseWriter) { panic("boom") },
 		"abort": func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
 	} {
@@ -328,7 +328,7 @@ func TestEffectStarted(t *testing.T) {
 		t.Parallel()
 		g := newMiddleware(t, nil).Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			op(r).EffectStarted()
-			w.WriteHeader(402)
+			w.WriteHeader(http.StatusPaymentRequired)
 		}))
 		first := post(g, "k", "{}")
 		wantExecuted(t, first, 402)

@@ -34,7 +34,7 @@ func TestAReferenceIsStoredInsteadOfTheBody(t *testing.T) {
 				h.Set("ETag", `"x"`)
 				h.Set("Content-Encoding", "br")
 				h.Set("Content-Type", "application/json")
-				w.WriteHeader(201)
+				w.WriteHeader(http.StatusCreated)
 				_, _ = io.WriteString(w, `{"id":"o_1"}`)
 			})
 			first := sentTo(m.Wrap(h), "k")
@@ -95,7 +95,7 @@ func TestRebuild(t *testing.T) {
 		c.Observer = seen.observe
 		c.Rebuild = func(w http.ResponseWriter, r *http.Request, rec server.Record) error {
 			body, err := io.ReadAll(r.Body)
-			assert.NoError(t, err)
+			assert.NoError(t, err) //nolint:testifylint // in a handler
 			assert.Equal(t, `{"amount":1}`, string(body))
 			_, guarded := server.OperationFrom(r.Context())
 			assert.False(t, guarded)
@@ -123,7 +123,7 @@ func TestRebuild(t *testing.T) {
 	}).Wrap(respond(&n, func(w http.ResponseWriter, r *http.Request) {
 		op(r).SetResource("o_1", "/o/1")
 		w.Header().Set("Location", "/o/1")
-		w.WriteHeader(201)
+		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, "first")
 	}))
 	// Headers of an outer middleware survive everything.
@@ -214,7 +214,7 @@ func TestAnswersShareNoHeaders(t *testing.T) {
 			for i := range 3 { // there is room for a fourth
 				w.Header().Add("Link", fmt.Sprintf("</%d>", i))
 			}
-			w.WriteHeader(201)
+			w.WriteHeader(http.StatusCreated)
 		}))
 		done := make(chan []string)
 		for i := range 20 {
@@ -249,7 +249,7 @@ func TestHeadersOverTheLimitAreNotKept(t *testing.T) {
 		if r.URL.Path == "/o" {
 			w.Header().Set("Location", "/o/1")
 		}
-		w.WriteHeader(201)
+		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, "x")
 	}))
 	first := post(g, "k", "{}")

@@ -72,8 +72,13 @@ func TestSettle(t *testing.T) {
 		abandon(t, store, "k", time.Second)
 		wantProblem(t, post(g, "k", "{}"), 409, "unknown")
 		for _, bad := range []server.Response{
-			{Status: 500}, {Status: 0}, {Status: 101}, {Status: 1000}, {Status: 429},
-			{Status: 204, Body: []byte("x")}, {Status: 200, Body: make([]byte, 65<<10)},
+			{Status: 500},
+			{Status: 0},
+			{Status: 101},
+			{Status: 1000},
+			{Status: 429},
+			{Status: 204, Body: []byte("x")},
+			{Status: 200, Body: make([]byte, 65<<10)},
 		} {
 			require.Error(t, m.Settle(ctx, "acme", "k", bad), "status %d", bad.Status)
 		}
@@ -219,15 +224,15 @@ func TestShutdownEndsTheHandlers(t *testing.T) {
 		end   func(http.ResponseWriter, *http.Request)
 		after string // what a retry gets in another process
 	}{
-		"released": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, "executed"},
+		"released": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, "executed"},
 		"unknown": {func(w http.ResponseWriter, r *http.Request) {
 			op(r).EffectStarted()
-			w.WriteHeader(503)
+			w.WriteHeader(http.StatusServiceUnavailable)
 		}, "unknown"},
-		"done": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(201) }, "replayed"},
+		"done": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }, "replayed"},
 		"deaf": {func(w http.ResponseWriter, _ *http.Request) {
 			time.Sleep(time.Hour)
-			w.WriteHeader(503)
+			w.WriteHeader(http.StatusServiceUnavailable)
 		}, "unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -423,7 +428,7 @@ func TestDownstreamKeys(t *testing.T) {
 			keys[name] = o.DownstreamKey("charge")
 			keys[name+"/mail"] = o.DownstreamKey("mail")
 			assert.Equal(t, keys[name], o.DownstreamKey("charge"))
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 		}))
 		named := func(name string) func(*http.Request) { return func(r *http.Request) { r.Header.Set("X-Name", name) } }
 		post(g, "k", "{}", named("first"))

@@ -49,7 +49,7 @@ func TestStreamedIsDoneAndNotKept(t *testing.T) {
 			m := newMiddleware(t, func(c *server.Config) { c.Observer = seen.observe })
 			g := m.Wrap(respond(&n, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("ETag", `"x"`)
-				w.WriteHeader(202)
+				w.WriteHeader(http.StatusAccepted)
 				write(w)
 			}))
 			wantExecuted(t, post(g, "k", "{}"), 202)
@@ -86,7 +86,7 @@ func TestStreamedWithAReferenceReplaysWithoutBody(t *testing.T) {
 					} else {
 						op(r).SetResource("o_1", "/o/1")
 					}
-					w.WriteHeader(201)
+					w.WriteHeader(http.StatusCreated)
 					write(w)
 				}))
 				wantExecuted(t, post(g, "k", "{}"), 201)
@@ -166,7 +166,7 @@ func TestANonFinalStreamFreesTheKey(t *testing.T) {
 				if r.Header.Get("X-Effect") != "" {
 					op(r).EffectStarted()
 				}
-				w.WriteHeader(500)
+				w.WriteHeader(http.StatusInternalServerError)
 				write(w)
 			}))
 			wantExecuted(t, post(g, "k", "{}"), 500)
@@ -189,7 +189,7 @@ func TestNoBodyIsStored(t *testing.T) {
 		if r.URL.Path == "/o" {
 			w.Header().Set("Location", "/o/1")
 		}
-		w.WriteHeader(201)
+		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, "x")
 	}))
 	wantExecuted(t, post(g, "k", "{}"), 201)
@@ -257,7 +257,7 @@ func TestAHijackedConnectionIsTheHandlers(t *testing.T) {
 		}
 		_, err = w.Write([]byte("x"))
 		assert.ErrorIs(t, err, http.ErrHijacked)
-		w.WriteHeader(500)
+		w.WriteHeader(http.StatusInternalServerError)
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		conn.Close()
 	})))
@@ -290,7 +290,7 @@ func TestAStreamFollowsTheConnection(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			assert.NoError(t, r.Context().Err(), "MaxRun has stopped")
 			assert.Equal(t, renewals, store.count("Renew"), "and the renewals too")
-			assert.NoError(t, m.Shutdown(t.Context()), "a stream holds up no shutdown")
+			assert.NoError(t, m.Shutdown(t.Context()), "a stream holds up no shutdown") //nolint:contextcheck // not the request's
 			<-r.Context().Done()
 			took = time.Since(start)
 		}))
@@ -315,7 +315,7 @@ func TestLateWritesGoNowhere(t *testing.T) {
 				_, err := io.WriteString(w, "late")
 				assert.Error(t, err)
 				assert.Error(t, http.NewResponseController(w).Flush())
-				w.WriteHeader(500)
+				w.WriteHeader(http.StatusInternalServerError)
 				_, _, err = w.(http.Hijacker).Hijack() //nolint:errcheck,forcetypeassert // it has to be one
 				assert.Error(t, err)
 			}()
@@ -335,7 +335,7 @@ func TestGoexitIsAPanic(t *testing.T) {
 	var n atomic.Int64
 	var seen events
 	g := newMiddleware(t, func(c *server.Config) { c.Observer = seen.observe }).Wrap(respond(&n, func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(201)
+		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, "never sent")
 		if r.Header.Get("X-Effect") != "" {
 			op(r).EffectStarted()

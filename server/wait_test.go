@@ -242,10 +242,10 @@ func TestLosersOfARunWithoutResult(t *testing.T) {
 				mu.Unlock()
 				time.Sleep(2 * time.Second)
 				if run < 3 {
-					w.WriteHeader(500)
+					w.WriteHeader(http.StatusInternalServerError)
 					return
 				}
-				w.WriteHeader(201)
+				w.WriteHeader(http.StatusCreated)
 			}))
 		start := time.Now()
 		var wg sync.WaitGroup

@@ -125,9 +125,13 @@ func TestAConnectionSurvivesARefusal(t *testing.T) {
 	}
 }
 
+// Who asks before sending is answered; a body that is refused is not asked for.
 func TestExpectContinue(t *testing.T) {
 	t.Parallel()
 	srv := live(t, newMiddleware(t, nil).Wrap(&counter{}))
+	transport, ok := srv.Client().Transport.(*http.Transport)
+	require.True(t, ok)
+	transport.ExpectContinueTimeout = 10 * time.Second
 	for _, tt := range []struct {
 		key, word string
 		length    int

@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"go/types"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -167,6 +168,25 @@ func TestProblemAnchors(t *testing.T) {
 		"unknown", "unavailable", "too-large", "scope", "failed",
 	}
 	assert.Equal(t, append([]string{"problems"}, codes...), anchors(read(t, "docs/problems.md")))
+}
+
+// TestSecurityTests: the tests that SECURITY.md names are there.
+func TestSecurityTests(t *testing.T) {
+	t.Parallel()
+	var tests []string
+	require.NoError(t, fs.WalkDir(os.DirFS("."), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, "_test.go") {
+			for _, m := range regexp.MustCompile(`(?m)^func (\w+)`).FindAllStringSubmatch(read(t, path), -1) {
+				tests = append(tests, m[1])
+			}
+		}
+		return err
+	}))
+	named := regexp.MustCompile("`((Test|Fuzz)\\w+)`").FindAllStringSubmatch(read(t, "SECURITY.md"), -1)
+	require.NotEmpty(t, named)
+	for _, m := range named {
+		assert.Contains(t, tests, m[1])
+	}
 }
 
 // TestClientDefaults: the README's table has every field of a policy, with the

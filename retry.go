@@ -34,6 +34,7 @@ func (c *call) send(req *http.Request, withBody bool) (*http.Response, error) {
 	for {
 		a, err := h.attempt()
 		if err != nil {
+			h.settle(ReasonCanceled)
 			return nil, err
 		}
 		wait, stop := h.next(a)
@@ -129,7 +130,8 @@ func (h *hop) cost(a *attempt) int {
 
 // settle gives tokens back when the hop is over: all that its retries took,
 // where one of them got an answer that is not retryable, or the caller has
-// given up; and one where the first attempt was a success.
+// given up; and one where the first attempt was a success. ReasonCanceled is
+// looked into: only a cancel of the caller's gives back.
 func (h *hop) settle(reason Reason) {
 	budget := h.client.budget
 	switch reason {

@@ -31,15 +31,16 @@ type journal struct {
 
 // life is one life of a row.
 type life struct {
-	who     identity
-	body    string // what the key was first used for
-	born    time.Time
-	expires time.Time
-	purge   time.Time
-	grant   *grant // the newest
-	state   server.State
-	unknown bool // it was Unknown once
-	unkept  bool // it had a result without a body once
+	who       identity
+	body      string // what the key was first used for
+	born      time.Time
+	expires   time.Time
+	purge     time.Time
+	grant     *grant // the newest
+	state     server.State
+	unknown   bool      // it was Unknown once
+	uncertain time.Time // since when
+	unkept    bool      // it had a result without a body once
 
 	result  *result // accepted; nil until Done
 	settled time.Time
@@ -169,6 +170,8 @@ func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error)
 	case t.Ask || req.decision == server.RunAgain:
 	case cfg.Recover != nil && !req.keyless:
 		b.w.fault("%v: runs again without having asked", req)
+	case cfg.Abandoned == server.RerunAbandoned && before.State == server.Unknown && !l.uncertain.Before(req.start):
+		// Its owner, without a lease, gave it up while it was being taken over.
 	case cfg.Abandoned != server.RerunAbandoned || before.State != server.Running:
 		b.w.fault("%v: runs again what is not to be run again", req)
 	}
@@ -216,7 +219,7 @@ func (b *journal) Complete(ctx context.Context, h server.Hold, r server.Result) 
 	case g.req != req:
 		b.w.fault("%v: completed the grant of %v", req, g.req)
 	case r.State == server.Unknown:
-		l.unknown = true
+		l.unknown, l.uncertain = true, time.Now()
 		b.mayBeUnknown(g)
 	case req == nil:
 		b.record(l, settlementOf(ctx), r.Status)

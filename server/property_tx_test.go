@@ -31,9 +31,10 @@ func TestPropertyTransactions(t *testing.T) {
 	var wg sync.WaitGroup
 	schedules(t, 64, func(t *testing.T, seed uint64) {
 		turns <- struct{}{}
+		s := newShop(t, seed)
 		wg.Go(func() {
 			defer func() { <-turns }()
-			newShop(t, seed).play(t)
+			s.play(t)
 		})
 	})
 	wg.Wait()

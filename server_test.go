@@ -298,7 +298,7 @@ func TestTwoProcessesOneFile(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run", "^"+t.Name()+"$") //nolint:gosec // this test itself
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run", "^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), hammerFile+"="+path)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -313,9 +313,9 @@ func TestTwoProcessesOneFile(t *testing.T) {
 	}
 }
 
-// TestPairRunsAgainAfterAFailure: a 500 is not kept, so the client's retry runs
+// TestB067PairRunsAgainAfterAFailure: a 500 is not kept, so the client's retry runs
 // the handler again and gets its success.
-func TestPairRunsAgainAfterAFailure(t *testing.T) {
+func TestB067PairRunsAgainAfterAFailure(t *testing.T) {
 	t.Parallel()
 	l := openLedger(t, filepath.Join(t.TempDir(), "ledger.db"))
 	var runs atomic.Int64

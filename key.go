@@ -32,9 +32,8 @@ func NewKey() string {
 	// has been set right its keys would claim a future for as long as the
 	// process lives, and servers refuse those.
 	id := uuid.New()
-	now := uint64(time.Now().UnixMilli()) //nolint:gosec // after 1970
-	binary.BigEndian.PutUint16(id[4:], uint16(now))
-	binary.BigEndian.PutUint32(id[:], uint32(now>>16))
+	low := binary.BigEndian.Uint64(id[:8]) & 0xffff
+	binary.BigEndian.PutUint64(id[:8], uint64(time.Now().UnixMilli())<<16|low)
 	id[6] = id[6]&0x0f | 7<<4
 	return id.String()
 }

@@ -472,8 +472,8 @@ func TestClaimFirstLostLease(t *testing.T) {
 	stolen := make(chan struct{})
 	_, one := wrapTx(t, deaf, func(w http.ResponseWriter, r *http.Request, tx *sql.Tx) error {
 		<-r.Context().Done()
-		assert.ErrorIs(t, context.Cause(r.Context()), server.ErrLeaseLost)                              //nolint:testifylint // in a handler
-		_ = book(context.WithoutCancel(r.Context()), tx, "k") // the transaction has ended, or is about to
+		assert.ErrorIs(t, context.Cause(r.Context()), server.ErrLeaseLost) //nolint:testifylint // in a handler
+		_ = book(context.WithoutCancel(r.Context()), tx, "k")              // the transaction has ended, or is about to
 		<-stolen
 		w.WriteHeader(http.StatusCreated)
 		return nil

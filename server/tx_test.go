@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,7 +17,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemore-go/oncemore/internal/sqlitetest"
 	"github.com/oncemore-go/oncemore/server"
+	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
 func txNothing(http.ResponseWriter, *http.Request, *sql.Tx) error { return nil }
@@ -486,4 +489,42 @@ func TestClaimFirstLostLease(t *testing.T) {
 	close(stolen)
 	wantReplayed(t, <-first, winner)
 	assert.Equal(t, 1, l.count(t, "k"))
+}
+
+// A database that is busy with somebody's long transaction lets nobody take a
+// key over either: it is no lost lease.
+func TestABusyDatabaseLosesNoLease(t *testing.T) {
+	t.Parallel()
+	for name, processes := range map[string]int{"one process": 1, "two processes": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "oncemore.db")
+			var stores []*faulty
+			for range processes {
+				store, err := sqlstore.New(sqlitetest.OpenFile(t, file), sqlstore.SQLite)
+				require.NoError(t, err)
+				require.NoError(t, store.Migrate(t.Context()))
+				stores = append(stores, newFaulty(store))
+			}
+			var seen events
+			began, busy := make(chan struct{}), make(chan struct{})
+			config := func(c *server.Config) { c.Lease, c.Observer = 300*time.Millisecond, seen.observe }
+			g := newMiddlewareOver(t, stores[0], config).Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				close(began)
+				<-busy
+				assert.NoError(t, r.Context().Err())
+				w.WriteHeader(http.StatusCreated)
+			}))
+			first := sentTo(g, "k")
+			<-began
+			_, long := wrapTx(t, stores[processes-1], func(http.ResponseWriter, *http.Request, *sql.Tx) error {
+				time.Sleep(1200 * time.Millisecond)
+				close(busy)
+				return nil
+			})
+			wantExecuted(t, post(long, "long", "{}"), 200)
+			wantExecuted(t, <-first, 201)
+			assert.Empty(t, seen.of(server.EventLeaseLost))
+		})
+	}
 }

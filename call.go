@@ -18,27 +18,29 @@ import (
 type call struct {
 	context.Context // the caller's, bounded by HTTPClient.Timeout
 
-	client   *Client
-	policy   *compiledPolicy
-	began    time.Time
-	deadline time.Time          // the end of Policy.OverallTimeout; zero: none
-	cancel   context.CancelFunc // of HTTPClient.Timeout; nil: none
-	single   bool               // WithoutRetry
+	client  *Client
+	policy  *compiledPolicy
+	began   time.Time
+	overall time.Duration      // Policy.OverallTimeout, where it counts; 0: none
+	cancel  context.CancelFunc // of HTTPClient.Timeout; nil: none
+
+	// Side by side, here as in attempt, bools share a word, which matters as
+	// there is one of these for every call.
+	single   bool // WithoutRetry
+	keyed    bool // the key still goes with the request
+	bare     bool // the first attempt has no context of its own
+	returned bool // the caller has the response
+	retries  int32
 
 	key    string
-	keyed  bool // the key still goes with the request
 	method string
 	origin *url.URL
 
 	body     requestBody
 	attempts []Attempt
-	retries  int
 	again    *again // nil before the first retry
 	stop     StopReason
 	req      *http.Request // of the latest hop
-	errURL   string        // where net/http says that it failed
-	returned bool          // the caller has the response
-	bare     bool          // the first attempt has no context of its own
 
 	room     [1]Attempt // room for the attempt of nearly every call
 	first    attempt
@@ -107,7 +109,7 @@ func (c *call) begin(req *http.Request, prev *call) (*http.Request, error) {
 		return hop, err
 	}
 	if _, bounded := c.Deadline(); !bounded && p.OverallTimeout > 0 {
-		c.deadline = c.began.Add(p.OverallTimeout)
+		c.overall = p.OverallTimeout
 	}
 	if prev != nil {
 		c.key, c.keyed, c.method, c.origin = prev.key, prev.keyed, prev.method, prev.origin
@@ -164,7 +166,7 @@ func (c *call) end() (time.Time, bool) {
 	if t, ok := c.Deadline(); ok {
 		return t, true
 	}
-	return c.deadline, !c.deadline.IsZero()
+	return c.began.Add(c.overall), c.overall > 0
 }
 
 // succeed ends the call with a response.
@@ -200,9 +202,9 @@ func (c *call) fail(hop *http.Request, err error) *Error {
 	return &Error{Attempts: c.attempts, Key: c.key, Stop: c.stop, Err: err}
 }
 
-// failURL ends the call with an error in the form in which http.Client does.
-func (c *call) failURL(hop *http.Request, err error) error {
-	at := c.errURL
+// failURL ends the call with an error in the form in which http.Client does,
+// at a URL that is already redacted; "" is that of the hop.
+func (c *call) failURL(hop *http.Request, at string, err error) error {
 	if at == "" && hop.URL != nil {
 		at = redact(hop.URL)
 	}

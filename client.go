@@ -145,12 +145,12 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	k := newCall(c, req, c.timeout)
 	hop, err := k.begin(req, nil)
 	if err != nil {
-		return nil, k.failURL(hop, err)
+		return nil, k.failURL(hop, "", err)
 	}
 	hop.Response = nil // it is no redirect, whatever the caller took it from
-	resp, err := k.follow(hop)
+	resp, at, err := k.follow(hop)
 	if err != nil {
-		return resp, k.failURL(hop, err)
+		return resp, k.failURL(hop, at, err)
 	}
 	k.succeed(resp)
 	return resp, nil

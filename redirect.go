@@ -10,13 +10,14 @@ import (
 // follow sends the request and whatever redirects lead it to. The redirects are
 // net/http's own: an http.Client follows them over our hops. It comes in only
 // where there is something for it to do: most calls are not redirected.
-func (c *call) follow(req *http.Request) (*http.Response, error) {
+// An error may come with the redacted URL at which net/http says it failed.
+func (c *call) follow(req *http.Request) (resp *http.Response, at string, err error) {
 	if c.client.jar != nil || req.URL.User != nil {
 		return (&hops{call: c}).follow(req)
 	}
-	resp, err := c.send(req, c.body.exists())
+	resp, err = c.send(req, c.body.exists())
 	if err != nil || !isRedirect(resp.StatusCode) {
-		return resp, err
+		return resp, "", err
 	}
 	return (&hops{call: c, first: resp}).follow(req)
 }
@@ -29,7 +30,7 @@ type hops struct {
 	err   error          // of the latest hop
 }
 
-func (t *hops) follow(req *http.Request) (*http.Response, error) {
+func (t *hops) follow(req *http.Request) (resp *http.Response, at string, err error) {
 	c := t.call
 	t.entry = req.WithContext(c)
 	if c.body.exists() {
@@ -37,14 +38,14 @@ func (t *hops) follow(req *http.Request) (*http.Response, error) {
 	}
 	t.dropBody()
 	client := http.Client{Transport: t, CheckRedirect: c.client.checkRedirect, Jar: c.client.jar}
-	resp, err := client.Do(t.entry)
+	resp, err = client.Do(t.entry)
 	if ue, ok := err.(*url.Error); ok { //nolint:errorlint // http.Client returns nothing else
-		c.errURL, err = redactURL(ue.URL), ue.Err
+		at, err = redactURL(ue.URL), ue.Err
 		if !errors.Is(err, t.err) {
 			c.stop = StopFinal // not ours: the redirect itself failed
 		}
 	}
-	return resp, err
+	return resp, at, err
 }
 
 // RoundTrip sends one hop.

@@ -82,13 +82,13 @@ func (h *hop) next(a *attempt) (time.Duration, StopReason) {
 // request.
 func (h *hop) mayRetry(a *attempt) StopReason {
 	switch {
-	case a.late && a.decision.Reason != ReasonCanceled:
+	case a.late && a.reason != ReasonCanceled:
 		return StopDeadline
-	case !a.decision.Retry:
-		return h.stopOf(a.decision.Reason)
+	case !a.retry:
+		return h.stopOf(a.reason)
 	case h.cutOff(a):
 		return StopFinal
-	case h.single || h.retries+1 >= h.policy.MaxAttempts:
+	case h.single || int(h.retries)+1 >= h.policy.MaxAttempts:
 		return StopMaxAttempts
 	case h.withBody && !h.body.replayable():
 		return StopBody
@@ -162,7 +162,7 @@ func (h *hop) announce(wait time.Duration) {
 // finish ends the hop with the outcome of its last attempt.
 func (h *hop) finish(a *attempt, stop StopReason) (*http.Response, error) {
 	h.stop = stop
-	h.settle(a.decision.Reason)
+	h.settle(a.reason)
 	if a.resp == nil {
 		return nil, a.err
 	}

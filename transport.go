@@ -27,25 +27,27 @@ const (
 type attempt struct {
 	context.Context
 
-	call     *call
-	number   int
-	began    time.Time
-	limit    time.Duration // how long it may take; 0: as long as it likes
-	overall  bool          // the limit is what is left of the overall time
-	timer    *time.Timer
-	cancel   context.CancelCauseFunc // nil: nothing to cancel
-	trace    *trace                  // nil: not traced
-	req      *http.Request           // as it was sent
-	withBody bool
+	call   *call
+	number int
+	began  time.Time
+	limit  time.Duration // how long it may take; 0: as long as it likes
+	timer  *time.Timer
+	cancel context.CancelCauseFunc // nil: nothing to cancel
+	trace  *trace                  // nil: not traced
+	req    *http.Request           // as it was sent
 
-	resp     *http.Response
-	err      error
+	withBody bool
+	overall  bool // the limit is what is left of the overall time
 	timedOut bool
 	late     bool // timed out, and the overall time is over
 	buffered bool // the response body has been read
-	decision Decision
-	body     attemptBody
-	reader   bodyReader
+	retry    bool // if nothing else speaks against it
+
+	resp   *http.Response
+	err    error
+	reason Reason
+	body   attemptBody
+	reader bodyReader
 }
 
 type attemptKey struct{}
@@ -108,10 +110,10 @@ func (h *hop) mayStart(a *attempt) error {
 		return err
 	}
 	a.limit = max(h.policy.AttemptTimeout, 0)
-	if h.deadline.IsZero() {
+	if h.overall == 0 {
 		return nil
 	}
-	left := h.deadline.Sub(a.began)
+	left := h.overall - a.began.Sub(h.began)
 	if left <= 0 {
 		h.stop = StopDeadline
 		return &timeoutError{a.began.Sub(h.began)}
@@ -202,7 +204,7 @@ func (a *attempt) restart() {
 		return
 	}
 	if a.overall {
-		a.timer.Reset(time.Until(a.call.deadline))
+		a.timer.Reset(a.call.overall - time.Since(a.call.began))
 		return
 	}
 	a.timer.Reset(a.limit)
@@ -234,7 +236,7 @@ func (a *attempt) receive(resp *http.Response, err error) {
 // long as the attempt lasts, so that one that is cut off counts as no answer.
 func (a *attempt) decide(h *hop) {
 	a.classify(h)
-	if !a.decision.Retry && a.wantsBuffer(h) {
+	if !a.retry && a.wantsBuffer(h) {
 		if err := a.buffer(); err != nil {
 			_ = a.resp.Body.Close()
 			a.resp, a.err = nil, err
@@ -268,9 +270,10 @@ func (a *attempt) classify(h *hop) {
 	if a.timedOut && o.ended == nil && !isBodyError(a.err) {
 		o.err = &timeoutError{a.limit}
 	}
-	a.decision = o.decide(h.policy.FinalStatuses)
+	d := o.decide(h.policy.FinalStatuses)
+	a.retry, a.reason = d.Retry, d.Reason
 	a.err = o.err
-	if a.decision.Reason == ReasonCanceled && a.resp == nil {
+	if a.reason == ReasonCanceled && a.resp == nil {
 		a.err = withCause(h.Context, o.ended)
 	}
 }
@@ -286,7 +289,7 @@ func (a *attempt) wantsBuffer(h *hop) bool {
 	case http.StatusSwitchingProtocols, http.StatusNoContent, http.StatusNotModified:
 		return false
 	}
-	return r.ContentLength > 0 && r.ContentLength <= h.policy.BufferResponse && a.decision.Reason != ReasonCanceled
+	return r.ContentLength > 0 && r.ContentLength <= h.policy.BufferResponse && a.reason != ReasonCanceled
 }
 
 // buffer reads the response body to its end, so that trailers are in, too.
@@ -317,7 +320,7 @@ type joinedBody struct {
 
 // record describes the attempt for those who look at the call.
 func (a *attempt) record() Attempt {
-	r := Attempt{Number: a.number, Err: a.err, Reason: a.decision.Reason, Duration: time.Since(a.began)}
+	r := Attempt{Number: a.number, Err: a.err, Reason: a.reason, Duration: time.Since(a.began)}
 	if a.resp != nil {
 		r.Status = a.resp.StatusCode
 	}

@@ -154,7 +154,7 @@ func TestWithKeyIsForOneCall(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		resp, err := inner.Do(token) //nolint:contextcheck // the token has the call's context
+		resp, err := inner.Do(token)
 		if err != nil {
 			return err
 		}

@@ -72,7 +72,7 @@ func NewClient(cfg oncemore.Config, traces trace.TracerProvider, metrics metric.
 func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	ctx, span := c.tracer.Start(req.Context(), "call "+methodOf(req))
 	defer span.End()
-	return c.client.Do(req.WithContext(ctx)) //nolint:contextcheck // it takes that of its request
+	return c.client.Do(req.WithContext(ctx))
 }
 
 // resend is below otelhttp, and notes in its span which resend the attempt is:

@@ -329,7 +329,7 @@ func TestLatency(t *testing.T) {
 	}()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL(), http.NoBody)
 	require.NoError(t, err)
-	_, err = client(t).Do(req) //nolint:bodyclose // there is none
+	_, err = client(t).Do(req)
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Zero(t, s.n.Load())
 	require.NoError(t, p.Close(), "close does not wait for the hour")

@@ -313,3 +313,24 @@ func TestWaitersWakeAtTheEndOfTheLease(t *testing.T) {
 		<-first
 	})
 }
+
+// taken is a store that says of every renewal that somebody else has the key.
+type taken struct{ server.Store }
+
+func (taken) Renew(context.Context, server.Hold, time.Duration) (bool, error) { return false, nil }
+
+func TestARenewalThatIsRefusedLosesTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var seen events
+		g := newMiddlewareOver(t, taken{newMemory()}, func(c *server.Config) { c.Lease, c.Observer = 3*time.Second, seen.observe }).Wrap(
+			http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				start := time.Now()
+				<-r.Context().Done()
+				assert.Equal(t, time.Second, time.Since(start))
+				assert.Equal(t, server.ErrLeaseLost, context.Cause(r.Context()))
+			}))
+		post(g, "k", "{}")
+		assert.Len(t, seen.of(server.EventLeaseLost), 1)
+	})
+}

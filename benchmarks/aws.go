@@ -28,18 +28,15 @@ func sendAWS(rt http.RoundTripper, retryer aws.RetryerV2) sender {
 	hc := &http.Client{Transport: rt}
 	return func(m *message) (int, error) {
 		stack := middleware.NewStack("Send", smithyhttp.NewStackRequest)
-		steps := stack.Serialize.Add(middleware.SerializeMiddlewareFunc("serialize", m.serialize), middleware.After)
-		if steps == nil {
-			steps = stack.Finalize.Add(retry.NewAttemptMiddleware(retryer, smithyhttp.RequestCloner), middleware.After)
+		err := stack.Serialize.Add(middleware.SerializeMiddlewareFunc("serialize", m.serialize), middleware.After)
+		if err == nil {
+			err = stack.Finalize.Add(retry.NewAttemptMiddleware(retryer, smithyhttp.RequestCloner), middleware.After)
 		}
-		if steps == nil {
-			steps = stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("OperationDeserializer", deserialize), middleware.After)
+		if err == nil {
+			err = stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("OperationDeserializer", deserialize), middleware.After)
 		}
-		if steps == nil {
-			steps = smithyhttp.AddErrorCloseResponseBodyMiddleware(stack)
-		}
-		if steps != nil {
-			return 0, steps
+		if err != nil {
+			return 0, err
 		}
 		handler := middleware.DecorateHandler(smithyhttp.NewClientHandlerWithOptions(hc), stack)
 		out, _, err := handler.Handle(context.Background(), m)
@@ -66,7 +63,7 @@ func (m *message) serialize(ctx context.Context, in middleware.SerializeInput, n
 			if err != nil {
 				return out, md, err
 			}
-			defer file.Close()
+			defer closeFile(file)
 			body = file
 		}
 		if req, err = req.SetStream(body); err != nil {
@@ -89,7 +86,9 @@ func deserialize(ctx context.Context, in middleware.DeserializeInput, next middl
 	}
 	resp := out.RawResponse.(*smithyhttp.Response) //nolint:errcheck,forcetypeassert // of the client handler
 	if resp.StatusCode >= http.StatusInternalServerError {
-		return out, md, &smithyhttp.ResponseError{Response: resp, Err: errStatus}
+		err = &smithyhttp.ResponseError{Response: resp, Err: errStatus}
+		smithyhttp.CloseResponseBody(ctx, resp, false, err)
+		return out, md, err
 	}
 	out.Result = resp
 	return out, md, nil

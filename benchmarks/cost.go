@@ -69,6 +69,7 @@ type call struct {
 	keys      bool // is about keys: for oncemore and the floor only
 	off       bool // with keys switched off
 	retry     bool // the first attempt gets a 503; the floor sends twice
+	answered  bool // the answer has a body
 	loopback  bool // over a connection to a server in this process
 	iterating int  // divides the number of iterations
 }
@@ -79,6 +80,7 @@ var calls = []call{
 	{name: "caller's key", message: message{method: http.MethodPost, body: oneKiB, key: "order-4711"}, keys: true},
 	{name: "keys off", message: message{method: http.MethodPost, body: oneKiB}, keys: true, off: true},
 	{name: "POST, one retry", message: message{method: http.MethodPost, body: oneKiB}, retry: true},
+	{name: "POST, answer with a body", message: message{method: http.MethodPost, body: oneKiB}, answered: true},
 	{name: "GET, loopback", message: message{method: http.MethodGet}, loopback: true, iterating: 5},
 	{name: "POST, loopback", message: message{method: http.MethodPost, body: oneKiB}, loopback: true, iterating: 5},
 }
@@ -100,7 +102,7 @@ func (c *call) run(s *subject, n int) (cost, error) {
 // prepare returns a function that makes the call once, and one for the end.
 func (c *call) prepare(s *subject) (do func() error, stop func()) {
 	stop = func() {}
-	var rt http.RoundTripper = &fakeNetwork{failFirst: c.retry}
+	var rt http.RoundTripper = &fakeNetwork{failFirst: c.retry, answered: c.answered}
 	m := c.message
 	m.url = "http://api.example.com/v1/charges"
 	if c.loopback {

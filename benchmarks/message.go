@@ -89,7 +89,7 @@ func discard(r io.Reader) error {
 	buf := buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // the pool holds nothing else
 	defer buffers.Put(buf)
 	for {
-		if _, err := r.Read(*buf); err == io.EOF { //nolint:errorlint // readers return io.EOF itself
+		if _, err := r.Read(*buf); err == io.EOF {
 			return nil
 		} else if err != nil {
 			return err

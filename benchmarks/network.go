@@ -21,6 +21,7 @@ const answer = `{"id":"ch_1","status":"paid"}`
 type fakeNetwork struct {
 	failFirst bool // each second request gets a 503 instead, the first one too
 	failed    bool // the latest one did
+	answered  bool // responses have a body
 }
 
 func (f *fakeNetwork) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -35,8 +36,10 @@ func (f *fakeNetwork) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp := &http.Response{
 		Status: "201 Created", StatusCode: http.StatusCreated,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{}, Body: io.NopCloser(strings.NewReader(answer)),
-		ContentLength: int64(len(answer)), Request: req,
+		Header: http.Header{}, Body: http.NoBody, Request: req,
+	}
+	if f.answered {
+		resp.Body, resp.ContentLength = io.NopCloser(strings.NewReader(answer)), int64(len(answer))
 	}
 	if f.failed {
 		resp.Status, resp.StatusCode = "503 Service Unavailable", http.StatusServiceUnavailable

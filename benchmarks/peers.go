@@ -112,7 +112,7 @@ func heimdallClient(rt http.RoundTripper, s settings) sender {
 }
 
 func failsafeClient(rt http.RoundTripper, s settings) sender {
-	retry := failsafehttp.NewRetryPolicyBuilder().WithMaxRetries(s.attempts - 1).WithDelay(s.wait).ReturnLastFailure().Build()
+	retry := failsafehttp.NewRetryPolicyBuilder().WithMaxRetries(s.attempts - 1).WithDelay(s.wait).ReturnLastFailure().Build() //nolint:bodyclose // there is no response yet
 	return standard((&http.Client{Transport: failsafehttp.NewRoundTripper(rt, retry)}).Do)
 }
 

@@ -1,7 +1,6 @@
 package benchmarks
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"os"
 	"slices"
@@ -14,14 +13,14 @@ type sizes struct {
 	rounds      int
 	calls       int // of each kind
 	upload      int // bytes
-	early       int // calls
-	earlyBody   int // bytes
+	earlyCalls  int // with an early answer
+	earlySize   int // bytes
 	connections int // calls
 }
 
 var (
-	whole = sizes{rounds: 5, calls: 2000, upload: 16 << 20, early: 100, earlyBody: 1 << 20, connections: 1000}
-	smoke = sizes{rounds: 1, calls: 100, upload: 2 << 20, early: 5, earlyBody: 1 << 20, connections: 50}
+	whole = sizes{rounds: 5, calls: 2000, upload: 16 << 20, earlyCalls: 100, earlySize: 1 << 20, connections: 1000}
+	smoke = sizes{rounds: 1, calls: 100, upload: 2 << 20, earlyCalls: 5, earlySize: 1 << 20, connections: 50}
 )
 
 // line is everything that was measured of a subject.
@@ -39,7 +38,7 @@ type line struct {
 type results struct {
 	lines       []*line
 	storms      [][]weather
-	middlewares [][]cost
+	middlewares [][2][]cost // without, and with it
 }
 
 // floor is the line of plain net/http.
@@ -50,7 +49,7 @@ func run(t *testing.T, n sizes, of []subject) *results {
 	t.Helper()
 	bench := &bench{sizes: n}
 	bench.files(t)
-	r := &results{storms: make([][]weather, len(storms)), middlewares: make([][]cost, len(middlewares))}
+	r := &results{storms: make([][]weather, len(storms)), middlewares: make([][2][]cost, len(middlewares))}
 	for i := range of {
 		r.lines = append(r.lines, &line{
 			subject: &of[i], calls: make([][]cost, len(calls)), connections: map[int][]int{},
@@ -63,11 +62,13 @@ func run(t *testing.T, n sizes, of []subject) *results {
 		bench.uploads(t, order)
 		bench.wires(order, round)
 		for i := range middlewares {
-			c, err := middlewares[i].run(n.calls)
-			if err != nil {
-				t.Fatal(err)
+			for k := range r.middlewares[i] {
+				c, err := middlewares[i].run(n.calls, k == 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.middlewares[i][k] = append(r.middlewares[i][k], c)
 			}
-			r.middlewares[i] = append(r.middlewares[i], c)
 		}
 		for i, s := range storms {
 			r.storms[i] = append(r.storms[i], storm(t, s))
@@ -85,7 +86,6 @@ type bench struct {
 
 	large     [2]*payload // in memory, in a file
 	earlyBody [2]*payload
-	earlySum  [sha256.Size]byte
 }
 
 func (b *bench) files(t *testing.T) {
@@ -94,10 +94,9 @@ func (b *bench) files(t *testing.T) {
 	if b.large[0], b.large[1], err = newPayloads(t.TempDir(), b.upload); err != nil {
 		t.Fatal(err)
 	}
-	if b.earlyBody[0], b.earlyBody[1], err = newPayloads(t.TempDir(), b.sizes.earlyBody); err != nil {
+	if b.earlyBody[0], b.earlyBody[1], err = newPayloads(t.TempDir(), b.earlySize); err != nil {
 		t.Fatal(err)
 	}
-	b.earlySum = sha256.Sum256(b.earlyBody[0].data)
 }
 
 func (b *bench) calls(t *testing.T, lines []*line) {
@@ -143,12 +142,10 @@ func (b *bench) wires(lines []*line, round int) {
 			continue
 		}
 		for _, workers := range []int{1, 8} {
-			l.connections[workers] = append(l.connections[workers], connections(l.subject, workers, b.sizes.connections))
+			l.connections[workers] = append(l.connections[workers], connections(l.subject, workers, b.connections))
 		}
-		for kind, body := range b.earlyBody {
-			if round == 0 { // the count is high enough
-				l.early[kind] = early(l.subject, body, b.earlySum, b.sizes.early)
-			}
+		if round == 0 { // the count is high enough
+			l.early = early(l.subject, b.earlyBody, b.earlyCalls)
 		}
 	}
 }
@@ -176,10 +173,10 @@ func (r *results) markdown() string {
 		row(weatherCells(s.name, r.storms[i])...)
 	}
 	fmt.Fprintln(&out)
-	row("middleware", "allocations", "bytes", "time")
-	row(rule(4)...)
+	row("middleware", "the bare handler", "above it: allocations", "bytes", "time")
+	row(rule(5)...)
 	for i := range middlewares {
-		row(middlewareCells(middlewares[i].name, r.middlewares[i], r.middlewares[0])...)
+		row(middlewareCells(middlewares[i].name, r.middlewares[i][0], r.middlewares[i][1])...)
 	}
 	return out.String()
 }
@@ -307,17 +304,15 @@ func weatherCells(name string, rounds []weather) []string {
 	}
 }
 
-func middlewareCells(name string, samples, floor []cost) []string {
-	got, least := median(samples), median(floor)
-	if &samples[0] == &floor[0] {
-		return []string{name, fmt.Sprintf("%.0f", got.allocs), fmt.Sprintf("%.0f B", got.bytes), fmt.Sprintf("%.2f µs", got.nanos/1000)}
+func middlewareCells(name string, bare, guarded []cost) []string {
+	more := make([]float64, len(bare))
+	for i := range bare {
+		more[i] = (guarded[i].nanos - bare[i].nanos) / 1000
 	}
-	more := make([]float64, len(samples))
-	for i := range samples {
-		more[i] = (samples[i].nanos - floor[i].nanos) / 1000
-	}
+	got, least := median(guarded), median(bare)
 	return []string{
-		name, fmt.Sprintf("%+.0f", got.allocs-least.allocs), fmt.Sprintf("%+.0f B", got.bytes-least.bytes),
+		name, fmt.Sprintf("%.0f, %.0f B, %.2f µs", least.allocs, least.bytes, least.nanos/1000),
+		fmt.Sprintf("%+.0f", got.allocs-least.allocs), fmt.Sprintf("%+.0f B", got.bytes-least.bytes),
 		fmt.Sprintf("%+.2f µs", middle(more)),
 	}
 }

@@ -39,3 +39,15 @@ func BenchmarkCall(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkMiddleware is for profiles too.
+func BenchmarkMiddleware(b *testing.B) {
+	for i := range middlewares {
+		b.Run(middlewares[i].name, func(b *testing.B) {
+			c, err := middlewares[i].run(b.N, false)
+			require.NoError(b, err)
+			b.ReportMetric(c.allocs, "allocs/call")
+			b.ReportMetric(c.bytes, "B/call")
+		})
+	}
+}

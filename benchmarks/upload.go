@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -144,14 +145,15 @@ type torn struct {
 	torn          int // later attempts that arrived with another body
 }
 
-// early makes calls whose first attempt gets a 503 at once, with nothing read
-// of the body.
-func early(s *subject, body *payload, want [sha256.Size]byte, n int) torn {
+// early makes n calls with each of the bodies, which are the same bytes. The
+// first attempt of a call gets a 503 at once, with nothing read of its body.
+func early(s *subject, bodies [2]*payload, n int) [2]torn {
+	want := sha256.Sum256(bodies[0].data)
 	var mu sync.Mutex
 	seen, good := map[string]bool{}, map[string]bool{}
-	t := torn{calls: n}
+	var t [2]torn
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		op := r.URL.RawQuery
+		op := r.URL.Path
 		mu.Lock()
 		again := seen[op]
 		seen[op] = true
@@ -166,28 +168,37 @@ func early(s *subject, body *payload, want [sha256.Size]byte, n int) torn {
 		mu.Lock()
 		defer mu.Unlock()
 		if good[op] = good[op] || intact; !intact {
-			t.torn++
+			kind := 0
+			if strings.HasPrefix(op, "/1/") {
+				kind = 1
+			}
+			t[kind].torn++
 		}
 		w.WriteHeader(http.StatusCreated)
 	}))
 	transport := newTransport()
 	send := s.build(transport, settings{attempts: 4, wait: 100 * time.Microsecond})
-	var succeeded sync.Map
-	work(4, n, func(i int) {
-		op := strconv.Itoa(i)
-		status, err := send(&message{method: http.MethodPost, url: server.URL + "/?" + op, body: body})
-		if err == nil && status == http.StatusCreated {
-			succeeded.Store(op, true)
-		}
-	})
+	var succeeded [2]sync.Map
+	for kind, body := range bodies {
+		t[kind].calls = n
+		work(4, n, func(i int) {
+			op := fmt.Sprintf("/%d/%d", kind, i)
+			status, err := send(&message{method: http.MethodPost, url: server.URL + op, body: body})
+			if err == nil && status == http.StatusCreated {
+				succeeded[kind].Store(op, true)
+			}
+		})
+	}
 	transport.CloseIdleConnections()
-	server.Close()
-	succeeded.Range(func(op, _ any) bool {
-		if good[op.(string)] { //nolint:errcheck,forcetypeassert // as stored above
-			t.intact++
-		}
-		return true
-	})
+	server.Close() // waits for the handlers
+	for kind := range t {
+		succeeded[kind].Range(func(op, _ any) bool {
+			if good[op.(string)] { //nolint:errcheck,forcetypeassert // as stored above
+				t[kind].intact++
+			}
+			return true
+		})
+	}
 	return t
 }
 

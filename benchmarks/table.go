@@ -158,7 +158,7 @@ func (r *results) markdown() string {
 	for _, c := range calls {
 		head = append(head, c.name)
 	}
-	head = append(head, "upload of bytes: peak", "of a file: peak", "allocations, bytes / file", "Content-Length kept",
+	head = append(head, "upload of bytes: peak of the heap", "of a file: peak", "its allocations, bytes / file", "Content-Length kept",
 		"early 503, bytes / file: intact (torn)", "new connections, 1 / 8 workers")
 	row(head...)
 	row(rule(len(head))...)
@@ -173,7 +173,7 @@ func (r *results) markdown() string {
 		row(weatherCells(s.name, r.storms[i])...)
 	}
 	fmt.Fprintln(&out)
-	row("middleware", "the bare handler", "above it: allocations", "bytes", "time")
+	row("middleware", "the bare handler", "above it: allocations", "bytes", "CPU time")
 	row(rule(5)...)
 	for i := range middlewares {
 		row(middlewareCells(middlewares[i].name, r.middlewares[i][0], r.middlewares[i][1])...)
@@ -205,7 +205,7 @@ func (l *line) cells(floor *line) []string {
 		span(l.connections[1])+" / "+span(l.connections[8]))
 }
 
-// callCell has the allocations and bytes above the floor, and the time as a
+// callCell has the allocations and bytes above the floor, and the CPU time as a
 // multiple of it. For a retry the allocations are all of them.
 func callCell(c *call, samples, floor []cost, isFloor bool) string {
 	if len(samples) == 0 {

@@ -27,7 +27,7 @@ func connections(s *subject, workers, n int) int {
 			_, _ = w.Write(refusal)
 			return
 		}
-		accept(w, r)
+		(&acceptor{}).ServeHTTP(w, r)
 	}))
 	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateNew {

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"slices"
+	"sync/atomic"
 )
 
 // cost is what one call takes; the time is that of all processors, the garbage
@@ -83,6 +84,7 @@ var calls = []call{
 	{name: "POST, answer with a body", message: message{method: http.MethodPost, body: oneKiB}, answered: true},
 	{name: "GET, loopback", message: message{method: http.MethodGet}, loopback: true, iterating: 5},
 	{name: "POST, loopback", message: message{method: http.MethodPost, body: oneKiB}, loopback: true, iterating: 5},
+	{name: "one retry, loopback", message: message{method: http.MethodPost, body: oneKiB}, retry: true, loopback: true, iterating: 5},
 }
 
 var oneKiB = &payload{data: make([]byte, 1<<10), size: 1 << 10}
@@ -106,7 +108,7 @@ func (c *call) prepare(s *subject) (do func() error, stop func()) {
 	m := c.message
 	m.url = "http://api.example.com/v1/charges"
 	if c.loopback {
-		server, transport := httptest.NewServer(http.HandlerFunc(accept)), newTransport()
+		server, transport := httptest.NewServer(&acceptor{failFirst: c.retry}), newTransport()
 		stop = func() {
 			transport.CloseIdleConnections()
 			server.Close()
@@ -130,10 +132,19 @@ func (c *call) prepare(s *subject) (do func() error, stop func()) {
 	}, stop
 }
 
-// accept reads the request and answers.
-func accept(w http.ResponseWriter, r *http.Request) {
+// acceptor is the server to fakeNetwork: it reads the request and answers.
+type acceptor struct {
+	failFirst bool
+	failed    atomic.Bool // of one client that sends one at a time
+}
+
+func (a *acceptor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := discard(r.Body); err != nil {
 		return // the connection is gone
+	}
+	if a.failFirst && !a.failed.Swap(!a.failed.Load()) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
 	}
 	w.WriteHeader(http.StatusCreated)
 	_, _ = w.Write([]byte(answer))

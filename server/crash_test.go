@@ -181,7 +181,7 @@ func TestCrash(t *testing.T) {
 				h, m, err := crashServer(store, db, mode, "")
 				require.NoError(t, err)
 				start := time.Now()
-				w := post(h, "k", "{}", func(r *http.Request) { r.URL.Path = "/"; r.Header.Del("Content-Type") })
+				w := post(h, "k", "{}", func(r *http.Request) { r.URL.Path, r.RequestURI = "/", "/"; r.Header.Del("Content-Type") })
 				assert.Equal(t, want.word, status(w), "body %q", w.Body)
 				assert.Equal(t, want.effects, ledger.count(t, "k"))
 				assert.Less(t, time.Since(start), 20*crashLease)

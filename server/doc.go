@@ -11,7 +11,8 @@ middleware knows the key when it comes back:
 	mux.Handle("POST /charges", authenticate(m.Wrap(charges)))
 
 Authentication belongs outside of the middleware: a replay does not run the
-handler, so what the handler checks is not checked again.
+handler, so what the handler checks is not checked again. What reads the body
+(ParseForm) or decompresses it belongs inside, or two bodies may look alike.
 
 # The way of a request
 

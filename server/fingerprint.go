@@ -98,7 +98,9 @@ var hashers = sync.Pool{New: func() any { return &hasher{sum: sha256.New(), buf:
 
 // fingerprint hashes what the request asks for: method, path, query, media type
 // and body, each preceded by its length. Headers do not count, but for the
-// media type: a retry may come through another proxy or with a fresh token.
+// media type: a retry may come through another proxy or with a fresh token. A
+// path of which something was stripped counts as it came, too: /orders/1 and
+// /refunds/1 are two requests, also below http.StripPrefix.
 func fingerprint(fp *Fingerprint, r *http.Request, body []byte) {
 	h := hashers.Get().(*hasher) //nolint:errcheck,forcetypeassert // the pool holds nothing else
 	defer hashers.Put(h)
@@ -108,10 +110,23 @@ func fingerprint(fp *Fingerprint, r *http.Request, body []byte) {
 		h.buf = append(h.buf, part...)
 	}
 	h.buf = binary.BigEndian.AppendUint64(h.buf, uint64(len(body)))
+	if path := targetPath(r); path != "" && path != r.URL.EscapedPath() {
+		h.buf = append(h.buf, path...)
+	}
 	h.sum.Reset()
 	_, _ = h.sum.Write(h.buf)
 	_, _ = h.sum.Write(body)
 	h.sum.Sum(fp[:0])
+}
+
+// targetPath is the path of the request line; "" if there is none.
+func targetPath(r *http.Request) string {
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	if _, absolute, ok := strings.Cut(path, "://"); ok {
+		_, path, _ = strings.Cut(absolute, "/")
+		path = "/" + path
+	}
+	return path
 }
 
 // mediaType is the type without its parameters, in lower case.

@@ -54,8 +54,8 @@ type flights struct {
 
 // join returns the key's flight. lead: it is new, fresh if that was not used
 // yet, and the caller leads it. Otherwise the caller is one of at most limit
-// waiters; f is nil if they are enough.
-func (fs *flights) join(id ID, limit int, fresh *flight) (f *flight, lead bool) {
+// waiters; full says that they are enough.
+func (fs *flights) join(id ID, limit int, fresh *flight) (f *flight, lead, full bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if f = fs.byID[id]; f == nil {
@@ -64,13 +64,20 @@ func (fs *flights) join(id ID, limit int, fresh *flight) (f *flight, lead bool) 
 		}
 		f.all, f.id = fs, id
 		fs.byID[id] = f
-		return f, true
+		return f, true, false
 	}
 	if f.waiters >= limit {
-		return nil, false
+		return f, false, true
 	}
 	f.waiters++
-	return f, false
+	return f, false, false
+}
+
+// isFor reports whether the key may be that of a request with this fingerprint.
+func (f *flight) isFor(fp *Fingerprint) bool {
+	f.all.mu.Lock()
+	defer f.all.mu.Unlock()
+	return !f.isDecided || f.fp.equal(fp)
 }
 
 // decide makes known what the key is used for.

@@ -181,6 +181,6 @@ func (c *call) answer(out *outcome) {
 		c.emit(EventStoreFailure, 0, out.err)
 		c.refuseFailed("the stored result can't be read; the request will not run again", EventUnavailable, out.err)
 	default:
-		c.replay(out.res)
+		c.replay(out.res, row)
 	}
 }

@@ -212,13 +212,16 @@ func (c *call) take() bool {
 // key as far as it goes. It reports whether the request is answered; if not, it
 // is to wait on the flight.
 func (c *call) lead() bool {
-	f, lead := c.m.flights.join(c.op.id, c.m.cfg.MaxWaiters, &c.own)
-	if f == nil {
+	f, lead, full := c.m.flights.join(c.op.id, c.m.cfg.MaxWaiters, &c.own)
+	c.flight = f
+	switch {
+	case full && !f.isFor(&c.fp):
+		c.refuseMismatch()
+		return true
+	case full:
 		c.refuseBusy()
 		return true
-	}
-	c.flight = f
-	if !lead {
+	case !lead:
 		return false
 	}
 	defer f.abandon()
@@ -259,7 +262,7 @@ func (c *call) claim() Claim {
 	claim := Claim{
 		ID: c.op.id, Fingerprint: c.fp, Owner: c.owner,
 		Scope: c.op.scope, Method: c.r.Method, Route: c.r.Pattern,
-		Lease: cfg.Lease, TTL: cfg.TTL, Keep: cfg.Retention + purgeMargin,
+		Lease: cfg.Lease, TTL: c.ttl(), Keep: cfg.Retention + purgeMargin,
 		MustExist: c.m.runs.closed(),
 	}
 	if claim.Route == "" {
@@ -267,7 +270,7 @@ func (c *call) claim() Claim {
 	}
 	if c.op.bodyHash {
 		claim.Lapses = true
-		claim.TTL, claim.Keep = cfg.Keyless.Window, cfg.Keyless.Window+purgeMargin
+		claim.Keep = cfg.Keyless.Window + purgeMargin
 		return claim
 	}
 	if made, ok := keyTime(c.op.key); ok {
@@ -276,6 +279,14 @@ func (c *call) claim() Claim {
 		claim.Keep += max(0, -age)
 	}
 	return claim
+}
+
+// ttl is how long the result replays.
+func (c *call) ttl() time.Duration {
+	if c.op.bodyHash {
+		return c.m.cfg.Keyless.Window
+	}
+	return c.m.cfg.TTL
 }
 
 // purgeMargin keeps a row a little longer than its key is judged by the time in

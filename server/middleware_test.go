@@ -312,3 +312,82 @@ func TestHundredArrivalsOneRun(t *testing.T) {
 		assert.Equal(t, 99, replays)
 	})
 }
+
+// Below http.StripPrefix two routes look alike; their requests are two all the
+// same.
+func TestStrippedPathsAreNotOneRequest(t *testing.T) {
+	t.Parallel()
+	m := newMiddleware(t, nil)
+	h := &counter{}
+	mux := http.NewServeMux()
+	mux.Handle("/orders/", http.StripPrefix("/orders", m.Wrap(h)))
+	mux.Handle("/refunds/", http.StripPrefix("/refunds", m.Wrap(h)))
+	at := func(target string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(http.MethodPost, target, strings.NewReader("{}"))
+		r.Header.Set("Idempotency-Key", "k")
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, r)
+		return w
+	}
+	assert.Equal(t, "executed", at("/orders/1").Header().Get("Idempotency-Status"))
+	wantProblem(t, at("/refunds/1"), 422, "mismatch")
+	for _, target := range []string{"/orders/1", "http://example.com/orders/1"} {
+		assert.Equal(t, "replayed", at(target).Header().Get("Idempotency-Status"), target)
+	}
+	assert.EqualValues(t, 1, h.runs.Load())
+}
+
+// What is not the first request is told so at once, also where no more may wait.
+func TestMismatchPastMaxWaiters(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newMiddleware(t, func(c *server.Config) { c.MaxWaiters = 1 }).Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			time.Sleep(time.Second)
+			w.WriteHeader(http.StatusCreated)
+		}))
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { assert.Equal(t, http.StatusCreated, post(g, "k", "{}").Code) })
+		}
+		synctest.Wait()
+		wantProblem(t, post(g, "k", "{}"), 503, "in-progress")
+		wantProblem(t, post(g, "k", `{"other":1}`), 422, "mismatch")
+		wg.Wait()
+	})
+}
+
+// Rebuild is told when the operation came, whether the row was read or handed
+// over.
+func TestRebuildKnowsTheTimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		came := time.Now()
+		var seen []server.Record
+		var mu sync.Mutex
+		g := newMiddleware(t, func(c *server.Config) {
+			c.Rebuild = func(_ http.ResponseWriter, _ *http.Request, rec server.Record) error {
+				mu.Lock()
+				defer mu.Unlock()
+				seen = append(seen, rec)
+				return nil
+			}
+		}).Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			op, _ := server.OperationFrom(r.Context())
+			op.SetResource("ch_1", "/charges/ch_1")
+			_, _ = w.Write([]byte("long"))
+		}))
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { post(g, "k", "{}") })
+		}
+		wg.Wait()
+		post(g, "k", "{}")
+		require.Len(t, seen, 2)
+		for _, rec := range seen {
+			assert.WithinDuration(t, came, rec.CreatedAt, 0)
+			assert.WithinDuration(t, came.Add(24*time.Hour), rec.ExpiresAt, 0)
+			assert.WithinDuration(t, came.Add(time.Second), rec.ExecutedAt, 0)
+		}
+	})
+}

@@ -68,7 +68,7 @@ func (c *call) recover(hold Hold, asked time.Time) bool {
 			return true
 		}
 		c.emit(EventRecovered, s.status, nil)
-		c.replay(s)
+		c.replay(s, &Row{}) // its body is kept
 	case found.Action == RunAgain:
 		r.lease.stop()
 		c.m.runs.leave(r)

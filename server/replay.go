@@ -14,8 +14,8 @@ var (
 	valueExecuted = []string{statusExecuted}
 )
 
-// replay hands back the stored result.
-func (c *call) replay(s *stored) {
+// replay hands back the stored result of a row.
+func (c *call) replay(s *stored, row *Row) {
 	// A switch of protocols can't be handed back, whatever it refers to.
 	if !s.kept && !s.referenced() || s.status == http.StatusSwitchingProtocols {
 		c.refuseNotKept(s)
@@ -44,7 +44,7 @@ func (c *call) replay(s *stored) {
 			_, _ = c.w.Write(s.body) // a client that has left comes again
 		}
 	case rebuilds:
-		if !c.rebuild(s, before) {
+		if !c.rebuild(s, row, before) {
 			return
 		}
 	default:
@@ -82,7 +82,7 @@ var errRebuildPanicked = errors.New("server: Rebuild panicked")
 
 // rebuild lets the application make the body. It reports whether that worked;
 // if not, the request is answered, with the headers that were there before.
-func (c *call) rebuild(s *stored, before http.Header) bool {
+func (c *call) rebuild(s *stored, row *Row, before http.Header) bool {
 	rec := &recorder{
 		w: c.w, holdAll: true, head: c.r.Method == http.MethodHead, implied: s.status, before: before, marks: s.mark,
 	}
@@ -92,7 +92,7 @@ func (c *call) rebuild(s *stored, before http.Header) bool {
 			c.emit(EventUnavailable, 0, errRebuildPanicked)
 		}
 	}()
-	known := Record{State: Done, Attempt: max(c.attempt, c.op.attempt)}
+	known := Record{State: Done, Attempt: max(c.attempt, c.op.attempt), CreatedAt: row.CreatedAt, ExpiresAt: row.ExpiresAt}
 	s.fill(&known)
 	err := c.m.cfg.Rebuild(rec, c.again(c.r.Context()), known)
 	returned = true

@@ -229,7 +229,10 @@ func (r *run) record(s *stored) error {
 	if err != nil {
 		return err
 	}
-	c.flight.end(outcome{kind: outRow, res: s, row: Row{State: Done, Fingerprint: c.fp, Attempt: c.op.attempt}})
+	c.flight.end(outcome{kind: outRow, res: s, row: Row{
+		State: Done, Fingerprint: c.fp, Attempt: c.op.attempt,
+		CreatedAt: c.start, ExpiresAt: c.start.Add(c.ttl()), // by our clock, which differs little
+	}})
 	return nil
 }
 

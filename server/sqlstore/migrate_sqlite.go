@@ -9,9 +9,22 @@ import (
 	"time"
 )
 
+// checking lets one Migrate of this process look at SQLite at a time: each needs
+// a second connection while it holds its first, and a pool may have two.
+var checking = make(gate, 1)
+
 // checkSQLite says what the DSN lacks. The settings are read on connections of
 // the pool: they are given to each one as it is opened.
 func (s *Store) checkSQLite(ctx context.Context) error {
+	if err := checking.lock(ctx, patience); err != nil {
+		return err
+	}
+	defer checking.unlock()
+	// The writer before the connection, as all who write do.
+	if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
+		return err
+	}
+	defer s.writer.unlock()
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return err
@@ -60,10 +73,6 @@ func (s *Store) checkSQLite(ctx context.Context) error {
 // checkImmediate begins a transaction, which is to hold the writer from then
 // on, and asks whether it can write at all.
 func (s *Store) checkImmediate(ctx context.Context, conn *sql.Conn) error {
-	if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
-		return err
-	}
-	defer s.writer.unlock()
 	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package sqlstore_test
 
 import (
 	"database/sql"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -88,6 +89,27 @@ func TestMigrateFromManyAtOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
 	all(t, 10, func(int) error { return migrate(t, sqlitetest.OpenFile(t, path)) })
+}
+
+// The same from the goroutines of one process, over a pool that is smaller.
+func TestMigrateFromManyOverASmallPool(t *testing.T) {
+	t.Parallel()
+	for _, conns := range []int{1, 2, 4} {
+		for name, stores := range map[string]int{"one store": 1, "a store each": 10} {
+			t.Run(fmt.Sprintf("%d connections, %s", conns, name), func(t *testing.T) {
+				t.Parallel()
+				db := sqlitetest.Open(t)
+				db.SetMaxOpenConns(conns)
+				made := make([]*sqlstore.Store, stores)
+				for i := range made {
+					var err error
+					made[i], err = sqlstore.New(db, sqlstore.SQLite)
+					require.NoError(t, err)
+				}
+				all(t, 10, func(i int) error { return made[i%stores].Migrate(t.Context()) })
+			})
+		}
+	}
 }
 
 func TestMigrateTakesATableMadeByHand(t *testing.T) {

@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -61,7 +60,7 @@ func (s *redisServer) start(tb testing.TB) {
 	tb.Helper()
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(tb, err)
-	defer log.Close()
+	defer func() { _ = log.Close() }()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	// The server goes with the tests, however they end. The signal is sent when
@@ -80,7 +79,7 @@ func (s *redisServer) start(tb testing.TB) {
 	}()
 	require.NoError(tb, <-started)
 	client := redis.NewClient(&redis.Options{Addr: s.addr(), MaxRetries: -1})
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	for end := time.Now().Add(startTimeout); client.Ping(tb.Context()).Err() != nil; {
 		select {
 		case <-exited:
@@ -166,8 +165,15 @@ func newStore(tb testing.TB, client redis.UniversalClient) *redisstore.Store {
 func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
-		return errors.Join(ctx.Err())
+		return ctx.Err()
 	case <-time.After(d):
 		return nil
 	}
+}
+
+func splitAddr(tb testing.TB, addr string) (host, port string) {
+	tb.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(tb, err)
+	return host, port
 }

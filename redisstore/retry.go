@@ -20,8 +20,11 @@ const (
 	maxRetries = 5
 	// patience ends the retries of a call that had to wait for each of its tries.
 	patience = 10 * time.Second
-	// A retry comes after this long, so that those who collided don't again.
-	minPause, maxPause = 2 * time.Millisecond, 50 * time.Millisecond
+	// The first retry comes after this long, each further one after four times as
+	// long, up to maxPause, and all up to half earlier. Together they outlast the
+	// second for which the client believes that a server is down which it could
+	// not reach before.
+	firstPause, maxPause = 20 * time.Millisecond, 1200 * time.Millisecond
 )
 
 // run runs a script on the record of id: again after a transient error, each
@@ -37,7 +40,7 @@ func (s *Store) run(ctx context.Context, sc script, id server.ID, data int, args
 			return reply, nil
 		}
 		again := transient(err) && try < maxRetries && time.Since(begin) < patience
-		if !again || ctx.Err() != nil || !pause(ctx) {
+		if !again || ctx.Err() != nil || !pause(ctx, try) {
 			return nil, fail(ctx, sc.call, err)
 		}
 	}
@@ -72,8 +75,9 @@ func transient(err error) bool {
 }
 
 // pause waits before the next try. False: ctx has ended.
-func pause(ctx context.Context) bool {
-	timer := time.NewTimer(minPause + rand.N(maxPause-minPause))
+func pause(ctx context.Context, try int) bool {
+	d := min(firstPause<<(2*try), maxPause)
+	timer := time.NewTimer(d - rand.N(d/2))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

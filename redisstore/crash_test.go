@@ -56,9 +56,9 @@ func killRound(t *testing.T, s *redisstore.Store, srv *redisServer) {
 			}
 		})
 	}
-	assert.NoError(t, wait(ctx, 300*time.Millisecond))
+	require.NoError(t, wait(ctx, 300*time.Millisecond))
 	srv.kill()
-	assert.NoError(t, wait(ctx, 100*time.Millisecond))
+	require.NoError(t, wait(ctx, 100*time.Millisecond))
 	cancel()
 	wg.Wait()
 	srv.start(t)

@@ -38,7 +38,7 @@ each = for module in $(MODULES); do echo "-- $$module: $(strip $(1))"; (cd "$$mo
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  FUZZTIME=$(FUZZTIME) BENCHTIME=$(BENCHTIME) BENCH=$(BENCH) can be set, as in: make fuzz FUZZTIME=10s"
+	@echo "  SCHEDULES=$(SCHEDULES) FUZZTIME=$(FUZZTIME) BENCHTIME=$(BENCHTIME) BENCH=$(BENCH) can be set, as in: make fuzz FUZZTIME=10s"
 
 # ---- tests
 
@@ -56,6 +56,13 @@ databases:
 	@for package in $$($(call missing,$(DATABASES))); do \
 		echo "skip: $$package is not installed, its tests do not run ('make services' installs it)"; \
 	done
+
+SCHEDULES ?= 200000
+
+# The same schedules as in the tests, but more of them: ONCEMORE_SEED repeats one.
+.PHONY: soak
+soak: ## Run SCHEDULES random schedules against the model of a key
+	ONCEMORE_SCHEDULES=$(SCHEDULES) $(GO) test -race -timeout 0 -run Property -count=1 ./server
 
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME

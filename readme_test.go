@@ -170,8 +170,8 @@ func TestProblemAnchors(t *testing.T) {
 	assert.Equal(t, append([]string{"problems"}, codes...), anchors(read(t, "docs/problems.md")))
 }
 
-// TestSecurityTests: the tests that SECURITY.md names are there.
-func TestSecurityTests(t *testing.T) {
+// TestNamedTests: the tests that the documents name are there.
+func TestNamedTests(t *testing.T) {
 	t.Parallel()
 	var tests []string
 	require.NoError(t, fs.WalkDir(os.DirFS("."), ".", func(path string, _ fs.DirEntry, err error) error {
@@ -182,10 +182,12 @@ func TestSecurityTests(t *testing.T) {
 		}
 		return err
 	}))
-	named := regexp.MustCompile("`((Test|Fuzz)\\w+)`").FindAllStringSubmatch(read(t, "SECURITY.md"), -1)
-	require.NotEmpty(t, named)
-	for _, m := range named {
-		assert.Contains(t, tests, m[1])
+	for _, page := range []string{"SECURITY.md", "docs/failure-modes.md"} {
+		named := regexp.MustCompile("`((Test|Fuzz)\\w+)`").FindAllStringSubmatch(read(t, page), -1)
+		require.NotEmpty(t, named)
+		for _, m := range named {
+			assert.Contains(t, tests, m[1], page)
+		}
 	}
 }
 

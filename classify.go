@@ -287,7 +287,7 @@ var (
 
 // isBodyError recognises a fault of the caller's own body.
 func isBodyError(err error) bool {
-	return is[*bodyError](err) || hasText(err, bodyTexts)
+	return err != nil && (is[*bodyError](err) || hasText(err, bodyTexts))
 }
 
 func hasText(err error, texts []string) bool {

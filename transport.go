@@ -380,7 +380,22 @@ func drain(resp *http.Response, read bool) {
 	}
 	slow := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 	defer slow.Stop()
-	_, _ = io.CopyN(io.Discard, resp.Body, drainBytes+1) // a drain that fails loses the connection, not the call
+	body := untilReader{resp.Body, time.Now().Add(drainTime)}
+	_, _ = io.CopyN(io.Discard, body, drainBytes+1) // a drain that fails loses the connection, not the call
+}
+
+// untilReader ends at an instant: a body that is not net/http's may go on after
+// it has been closed.
+type untilReader struct {
+	io.Reader
+	end time.Time
+}
+
+func (r untilReader) Read(p []byte) (int, error) {
+	if !time.Now().Before(r.end) {
+		return 0, io.EOF
+	}
+	return r.Reader.Read(p)
 }
 
 // attemptBody ends the attempt when it is closed.

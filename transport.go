@@ -40,7 +40,6 @@ type attempt struct {
 	overall  bool // the limit is what is left of the overall time
 	timedOut bool
 	late     bool // timed out, and the overall time is over
-	buffered bool // the response body has been read
 	retry    bool // if nothing else speaks against it
 
 	resp   *http.Response
@@ -309,7 +308,7 @@ func (a *attempt) buffer() error {
 	_ = r.Body.Close()
 	a.call.buffered = bufferedBody{}
 	a.call.buffered.Reset(buf[:n])
-	r.Body, a.buffered = &a.call.buffered, true
+	r.Body = &a.call.buffered
 	return nil
 }
 
@@ -340,7 +339,7 @@ func (a *attempt) hand() *http.Response {
 		r.Request = c.req
 	}
 	switch {
-	case a.buffered, r.Body == http.NoBody && !a.withBody:
+	case r.Body == http.NoBody && !a.withBody:
 		a.release() // there is nothing left to read, nor to send
 	case a.cancel == nil && c.cancel == nil:
 	default:

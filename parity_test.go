@@ -2,6 +2,7 @@ package oncemore
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jarcoal/httpmock"
@@ -276,6 +278,91 @@ func TestCloseIdleConnections(t *testing.T) {
 		}
 		assert.Eventually(t, func() bool { return open.Load() == 0 }, 5*time.Second, time.Millisecond)
 	}
+}
+
+func TestAnAnswerAfterItsTime(t *testing.T) {
+	t.Parallel()
+	for _, form := range forms {
+		synctest.Test(t, func(t *testing.T) {
+			n := 0
+			c, err := New(Config{HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				if n++; n == 1 {
+					time.Sleep(11 * time.Second) // whatever the context says
+				}
+				return answer(r, 200, "x"), nil
+			})}})
+			require.NoError(t, err)
+			resp, err := formOf(c, form, "", false).do(requestTo(t, http.MethodPost, "http://x.example", strings.NewReader("x")))
+			require.NoError(t, err)
+			_ = read(t, resp)
+			assert.Equal(t, []Reason{ReasonAttemptTimeout, ReasonOK}, reasons(Attempts(resp)))
+		})
+	}
+}
+
+// deaf is a body that goes on slowly after it has been closed.
+type deaf struct{}
+
+func (deaf) Read(p []byte) (int, error) {
+	time.Sleep(20 * time.Millisecond)
+	return copy(p, "x"), nil
+}
+
+func (deaf) Close() error { return nil }
+
+func TestADiscardedBodyThatCannotBeClosed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		c, err := New(Config{Policy: timeless(), HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			if n++; n == 1 {
+				return &http.Response{StatusCode: 503, Body: deaf{}, ContentLength: -1, Request: r}, nil
+			}
+			return answer(r, 200, ""), nil
+		})}})
+		require.NoError(t, err)
+		began := time.Now()
+		resp, err := c.Do(requestTo(t, http.MethodGet, "http://x.example", nil))
+		require.NoError(t, err)
+		_ = read(t, resp)
+		assert.Less(t, time.Since(began), 100*time.Millisecond+Attempts(resp)[0].Wait)
+	})
+}
+
+func TestTheContextOfABufferedResponse(t *testing.T) {
+	t.Parallel()
+	var ctx context.Context
+	c, err := New(Config{Policy: quick(), HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		ctx = r.Context()
+		return answer(r, 200, "x"), nil
+	})}})
+	require.NoError(t, err)
+	resp, err := c.Do(requestTo(t, http.MethodPost, "http://x.example", strings.NewReader("x")))
+	require.NoError(t, err)
+	require.NoError(t, ctx.Err(), "it lives until the body is closed")
+	assert.Equal(t, "x", read(t, resp))
+	assert.Error(t, ctx.Err())
+}
+
+func TestRequestTrailersBehindAHook(t *testing.T) {
+	t.Parallel()
+	var sum string
+	e := simple(t, Config{Policy: quick(), BeforeAttempt: func(*http.Request, int) error { return nil }}, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		sum = r.Trailer.Get("X-Sum")
+	}))
+	body, w := io.Pipe()
+	req := e.request(t, http.MethodPost, "/", body)
+	req.Trailer = http.Header{"X-Sum": nil}
+	go func() {
+		_, _ = io.WriteString(w, "x")
+		req.Trailer.Set("X-Sum", "1")
+		_ = w.Close()
+	}()
+	resp, err := e.do(req)
+	require.NoError(t, err)
+	_ = read(t, resp)
+	assert.Equal(t, "1", sum)
 }
 
 func TestADiscardedResponseThatDoesNotEnd(t *testing.T) {

@@ -174,6 +174,7 @@ func (a *attempt) prepare(ctx context.Context, h *hop) error {
 		body, err := h.body.open(&a.reader)
 		if err != nil {
 			h.stop = StopBody
+		a.req.Trailer = h.req.Trailer // which the body fills in while it is read
 			return err
 		}
 		a.req.Body = body

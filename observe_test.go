@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -186,6 +187,33 @@ func TestHooks(t *testing.T) {
 			assert.Equal(t, "Service Unavailable", body)
 			assert.Equal(t, StopVeto, StopOf(resp))
 			assert.Len(t, s.requests(), 2)
+	t.Run("no attempt follows when the time is over", func(t *testing.T) {
+		t.Parallel()
+		for _, form := range forms {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				for want, hook := range map[StopReason]func(*http.Request, int) error{
+					StopDeadline: func(*http.Request, int) error { time.Sleep(time.Minute); return nil },
+					StopCanceled: func(r *http.Request, _ int) error { cancel(); return r.Context().Err() },
+				} {
+					c, err := New(Config{BeforeAttempt: hook, HTTPClient: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+						t.Error("sent")
+						return nil, errors.New("sent")
+					})}})
+					require.NoError(t, err)
+					ctx := ctx
+					if want == StopDeadline {
+						ctx = t.Context()
+					}
+					_, err = formOf(c, form, "", false).do(requestTo(t, http.MethodPost, "http://x.example", nil).WithContext(ctx))
+					f := failure(t, err)
+					assert.Equal(t, want, f.Stop)
+					assert.Empty(t, f.Attempts)
+				}
+			})
+		}
+	})
 			assert.Equal(t, 495, e.client.budget.level(hostPort(resp.Request.URL)), "the vetoed retry cost nothing")
 		})
 	})

@@ -105,22 +105,34 @@ func (h *hop) newAttempt() *attempt {
 
 // mayStart sets the attempt's time, and refuses to begin when there is none.
 func (h *hop) mayStart(a *attempt) error {
-	if err := h.ended(h.req); err != nil {
+	if err := h.over(); err != nil {
 		return err
 	}
 	a.limit = max(h.policy.AttemptTimeout, 0)
 	if h.overall == 0 {
 		return nil
 	}
-	left := h.overall - a.began.Sub(h.began)
-	if left <= 0 {
-		h.stop = StopDeadline
-		return &timeoutError{a.began.Sub(h.began)}
-	}
-	if a.limit == 0 || left <= a.limit {
+	if left := h.overall - a.began.Sub(h.began); a.limit == 0 || left <= a.limit {
 		a.limit, a.overall = left, true
 	}
 	return nil
+}
+
+// over returns why the call's time is over, nil while it is not, and remembers
+// it as the reason to stop.
+func (h *hop) over() error {
+	if err := h.ended(h.req); err != nil {
+		return err
+	}
+	if h.overall == 0 {
+		return nil
+	}
+	gone := time.Since(h.began)
+	if gone < h.overall {
+		return nil
+	}
+	h.stop = StopDeadline
+	return &timeoutError{gone}
 }
 
 // start starts the attempt's clock, and returns the context of its request.
@@ -162,6 +174,7 @@ func (a *attempt) prepare(ctx context.Context, h *hop) error {
 	switch {
 	case hook != nil:
 		a.req = h.req.Clone(ctx)
+		a.req.Trailer = h.req.Trailer // which the body fills in while it is read
 	case a.number > 1:
 		a.req = h.req.WithContext(ctx)
 		a.req.Header = maps.Clone(a.req.Header) // the attempt before may still be writing its own
@@ -174,7 +187,6 @@ func (a *attempt) prepare(ctx context.Context, h *hop) error {
 		body, err := h.body.open(&a.reader)
 		if err != nil {
 			h.stop = StopBody
-		a.req.Trailer = h.req.Trailer // which the body fills in while it is read
 			return err
 		}
 		a.req.Body = body
@@ -182,8 +194,16 @@ func (a *attempt) prepare(ctx context.Context, h *hop) error {
 	if hook == nil {
 		return nil
 	}
-	if err := hook(a.req, a.number); err != nil {
+	err := hook(a.req, a.number)
+	switch {
+	case err == nil:
+		err = h.over() // a hook takes its time
+	case errors.Is(err, endOf(h.req)):
+		err = h.ended(h.req) // the hook was cancelled too, and says so
+	default:
 		h.stop = StopHook
+	}
+	if err != nil {
 		if a.req.Body != nil {
 			_ = a.req.Body.Close()
 		}

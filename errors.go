@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -87,8 +88,12 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
+// urlInText finds URLs in the text of an error, less the punctuation after them.
+var urlInText = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>]*[^\s"'<>:,.;)\]]`)
+
 // redactText is the text of err without the key, and without what is secret in
-// the URLs that errors of net/http below it hold.
+// its URLs: those that errors of net/http below it hold, and those that others
+// have written into the text.
 func redactText(err error, key string) string {
 	if err == nil {
 		return ""
@@ -99,6 +104,12 @@ func redactText(err error, key string) string {
 			text = strings.ReplaceAll(text, ue.URL, redactURL(ue.URL))
 		}
 	}
+	text = urlInText.ReplaceAllStringFunc(text, func(raw string) string {
+		if !strings.ContainsAny(raw, "@?#") {
+			return raw
+		}
+		return redactURL(raw)
+	})
 	if key != "" {
 		text = strings.ReplaceAll(text, key, "***")
 	}

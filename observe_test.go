@@ -115,7 +115,18 @@ func TestACancelIsNotLogged(t *testing.T) {
 func TestErrorsHoldNoSecrets(t *testing.T) {
 	t.Parallel()
 	const key = "a-secret-key-of-the-callers"
-	cause := &url.Error{Op: "Post", URL: "http://me:hush@below.example/?token=hush", Err: errors.New("boom under " + key)}
+	below := &url.Error{Op: "Post", URL: "http://me:hush@below.example/?token=hush", Err: errors.New("boom under " + key)}
+	for _, cause := range []error{
+		below,
+		errors.Join(errors.New("boom"), below),
+		errors.New("http://me:hush@below.example/a?token=hush: no route; see https://below.example/#hush."),
+	} {
+		noSecrets(t, key, cause)
+	}
+}
+
+func noSecrets(t *testing.T, key string, cause error) {
+	t.Helper()
 	c, err := New(Config{Policy: &Policy{MaxAttempts: 2, BaseDelay: 1}, HTTPClient: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) {
 		return nil, cause
 	})}})
@@ -176,17 +187,6 @@ func TestHooks(t *testing.T) {
 				})
 		}
 	})
-	t.Run("StopRetry", func(t *testing.T) {
-		t.Parallel()
-		veto := func(req *http.Request, a Attempt) bool {
-			assert.NotEmpty(t, req.Header.Get(KeyHeader))
-			return a.Number == 2
-		}
-		scripted(t, Config{Policy: quick(), StopRetry: veto}, func() *script { return statuses(503) }, func(t *testing.T, e env, s *script) {
-			resp, body := e.send(t, http.MethodPost, "/", strings.NewReader("x"))
-			assert.Equal(t, "Service Unavailable", body)
-			assert.Equal(t, StopVeto, StopOf(resp))
-			assert.Len(t, s.requests(), 2)
 	t.Run("no attempt follows when the time is over", func(t *testing.T) {
 		t.Parallel()
 		for _, form := range forms {
@@ -214,6 +214,17 @@ func TestHooks(t *testing.T) {
 			})
 		}
 	})
+	t.Run("StopRetry", func(t *testing.T) {
+		t.Parallel()
+		veto := func(req *http.Request, a Attempt) bool {
+			assert.NotEmpty(t, req.Header.Get(KeyHeader))
+			return a.Number == 2
+		}
+		scripted(t, Config{Policy: quick(), StopRetry: veto}, func() *script { return statuses(503) }, func(t *testing.T, e env, s *script) {
+			resp, body := e.send(t, http.MethodPost, "/", strings.NewReader("x"))
+			assert.Equal(t, "Service Unavailable", body)
+			assert.Equal(t, StopVeto, StopOf(resp))
+			assert.Len(t, s.requests(), 2)
 			assert.Equal(t, 495, e.client.budget.level(hostPort(resp.Request.URL)), "the vetoed retry cost nothing")
 		})
 	})

@@ -69,8 +69,8 @@ func (r Reason) String() string {
 //
 // It is pure: it neither reads nor closes a body.
 func Classify(req *http.Request, resp *http.Response, err error) Decision {
-	_, keyed, _ := headerKey(req.Header)
-	o := outcome{resp: resp, err: err, ended: endOf(req), safe: keyed || isIdempotent(req.Method)}
+	_, keyed, bad := headerKey(req.Header) // one of the wrong form protects nothing
+	o := outcome{resp: resp, err: err, ended: endOf(req), safe: keyed && bad == nil || isIdempotent(req.Method)}
 	return o.decide(defaultFinalStatuses)
 }
 

@@ -310,3 +310,12 @@ func TestTextsOfNetHTTP(t *testing.T) {
 	})
 	assert.Equal(t, ReasonRequestBody, reason(err), "%v", err)
 }
+
+func TestClassifyAKeyOfTheWrongForm(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "a key"} {
+		req := requestTo(t, http.MethodPost, "http://x.example", nil)
+		req.Header.Set(KeyHeader, key)
+		assert.Equal(t, Decision{false, ReasonRetryableStatus}, Classify(req, answer(req, 503, ""), nil), "it protects nothing")
+	}
+}

@@ -52,15 +52,16 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	}
 }
 
-// drain reads some of what the client is still sending. Of a long body that
-// waits to be asked for (RFC 9110 section 10.1.1) it reads nothing, as that
-// would ask for all of it.
-func drain(r *http.Request) {
+// drain reads some of what the client is still sending, and lets net/http know
+// if there is more: the connection then stays a moment longer, for the client to
+// read the refusal. Of a long body that waits to be asked for (RFC 9110 section
+// 10.1.1) it reads nothing, as that would ask for all of it.
+func drain(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength > maxDrain && strings.EqualFold(r.Header.Get("Expect"), "100-continue") {
 		return
 	}
 	if r.Body != nil && r.Body != http.NoBody {
-		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
+		_, _ = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxDrain))
 	}
 }
 

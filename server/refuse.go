@@ -78,7 +78,7 @@ func (c *call) refuse(kind EventKind, p Problem, err error) {
 func (c *call) write(p Problem) {
 	p.Type = c.m.cfg.DocsURL + "#" + p.Code
 	p.Title = titles[p.Code]
-	drain(c.r)
+	drain(c.w, c.r)
 
 	h := c.w.Header()
 	h.Set(headerStatus, p.Code)

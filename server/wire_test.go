@@ -112,6 +112,19 @@ func TestRefusalsReachWhoStillSends(t *testing.T) {
 	}
 }
 
+// The same where the body is longer than what is read of it: the connection
+// stays until a client that reads while it sends has the refusal.
+func TestRefusalsReachWhoSendsALot(t *testing.T) {
+	t.Parallel()
+	srv := live(t, newMiddleware(t, func(c *server.Config) { c.MaxRequestBody = 64 << 10 }).Wrap(&counter{}))
+	for key, word := range map[string]string{"k": "too-large", "": "missing"} {
+		for range 5 {
+			resp, _ := call(t, srv, key, strings.Repeat("x", 8<<20), func(r *http.Request) { r.Close = true })
+			assert.Equal(t, word, resp.Header.Get("Idempotency-Status"))
+		}
+	}
+}
+
 func TestAConnectionSurvivesARefusal(t *testing.T) {
 	t.Parallel()
 	srv := live(t, newMiddleware(t, nil).Wrap(&counter{}))

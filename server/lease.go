@@ -18,6 +18,7 @@ type lease struct {
 	deadline time.Time   // of the lease, by our own monotonic clock
 	last     time.Time   // when the handler has run for MaxRun
 	stopped  bool
+	lost     bool // and that was told
 }
 
 func (l *lease) cfg() *Config { return &l.run.c.m.cfg }
@@ -61,7 +62,7 @@ func (l *lease) beat() {
 	silent := err != nil && !errors.Is(err, ErrBusy) && time.Now().After(deadline)
 	switch {
 	case lost || silent:
-		if l.end() {
+		if l.end() && l.lose() {
 			l.run.cancel(ErrLeaseLost)
 			l.run.report(EventLeaseLost, err)
 		}
@@ -92,6 +93,15 @@ func (l *lease) end() bool {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
+	return was
+}
+
+// lose notes that the lease is lost, and reports whether that is news.
+func (l *lease) lose() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := !l.lost
+	l.lost = true
 	return was
 }
 

@@ -182,6 +182,51 @@ func TestALateFinisherChangesNothing(t *testing.T) {
 	}
 }
 
+// No beat is left to see the loss: completing does.
+func TestALossThatCompletingFinds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := newMemory()
+		var seen events
+		g := newMiddlewareOver(t, memory, func(c *server.Config) {
+			c.Lease, c.MaxRun, c.Observer = 3*time.Second, time.Second, seen.observe
+		}).Wrap(slow(&counter{}, 10*time.Second))
+		first := sentTo(g, "k")
+		time.Sleep(5 * time.Second)
+		steal(t, memory, "k", time.Minute, time.Second)
+		assert.Equal(t, "the thief's", (<-first).Body.String())
+		assert.Len(t, seen.of(server.EventLeaseLost), 1)
+		assert.Equal(t, []server.EventKind{server.EventReplayed}, seen.outcomes())
+	})
+}
+
+// A handler that returns without a word when its time is over has no result.
+func TestAHandlerThatGivesUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var seen events
+		m := newMiddleware(t, func(c *server.Config) { c.MaxRun, c.Observer = time.Second, seen.observe })
+		effect := false
+		g := m.Wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if effect {
+				op(r).EffectStarted()
+			}
+			<-r.Context().Done()
+		}))
+		wantProblem(t, post(g, "k", "{}"), 503, "unavailable")
+		_, found, err := m.Lookup(t.Context(), "acme", "k")
+		require.NoError(t, err)
+		assert.False(t, found)
+		effect = true
+		wantProblem(t, post(g, "k", "{}"), 409, "unknown")
+		rec, _, err := m.Lookup(t.Context(), "acme", "k")
+		require.NoError(t, err)
+		assert.Equal(t, server.Unknown, rec.State)
+		assert.Equal(t, []server.EventKind{server.EventReleased, server.EventUnknown}, seen.outcomes())
+		require.ErrorIs(t, seen.of()[0].Err, server.ErrMaxRun)
+	})
+}
+
 func TestMaxRunEndsTheHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

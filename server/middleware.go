@@ -40,7 +40,8 @@ func New(store Store, cfg Config) (*Middleware, error) {
 // The handler's context is detached from the client's connection, so that a
 // client which leaves does not undo the run; it ends when the handler ran for
 // MaxRun, when the key was lost to another process ([ErrLeaseLost]), and at the
-// end of a Shutdown.
+// end of a Shutdown. A handler that then returns without a word has no result:
+// its key is free again, or unknown after [Operation.EffectStarted].
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
 	if next == nil {
 		panic("server: Wrap of a nil handler")

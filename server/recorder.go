@@ -35,6 +35,7 @@ type recorder struct {
 	before  http.Header   // what was set outside of the middleware
 	body    []byte
 	closed  bool
+	silent  bool  // closed before the handler had said anything
 	refused error // the record could not be completed before the bytes were to leave
 }
 
@@ -252,6 +253,7 @@ func (rec *recorder) close() {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	if rec.status == 0 && rec.state == holding {
+		rec.silent = true
 		rec.writeHeader(rec.implied)
 	}
 	rec.closed = true

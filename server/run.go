@@ -150,6 +150,8 @@ func (r *run) finish(err error) {
 		r.failed(r.failure)
 	case err != nil:
 		r.handlerFailed(err)
+	case r.rec.silent && r.ctx.Err() != nil:
+		r.gaveUp(context.Cause(r.ctx))
 	case !r.final(r.rec.status):
 		word, kind := statusExecuted, r.letGo()
 		switch {
@@ -171,6 +173,25 @@ func (r *run) finish(err error) {
 		}
 		r.rec.send(statusExecuted)
 		c.emit(EventExecuted, r.rec.status, nil)
+	}
+}
+
+// gaveUp treats a handler that returned without a word when its context had
+// ended: an implied 200 would be a success that nobody had.
+func (r *run) gaveUp(cause error) {
+	kind := r.letGo()
+	switch kind {
+	case EventInProgress:
+		r.lost()
+	case EventUnknown:
+		r.rec.discard()
+		r.c.refuseUnknown(cause)
+	default:
+		r.rec.discard()
+		r.c.refuse(kind, Problem{
+			Code: codeUnavailable, Status: http.StatusServiceUnavailable,
+			Detail: "the run was ended before it had a result; send the request again, with the same key",
+		}, cause)
 	}
 }
 
@@ -277,6 +298,9 @@ func (r *run) failed(err error) {
 // is done.
 func (r *run) lost() {
 	c := r.c
+	if r.fenced && r.lease.lose() {
+		r.report(EventLeaseLost, nil)
+	}
 	r.rec.discard()
 	row, found, err := c.m.lookup(c.detached(), c.op.id)
 	if err == nil && found && row.State == Done {

@@ -230,6 +230,9 @@ func TestShutdownEndsTheHandlers(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}, "unknown"},
 		"done": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }, "replayed"},
+		// As handlers do whose client has left: no 200 is implied by that.
+		"without a word":            {func(http.ResponseWriter, *http.Request) {}, "executed"},
+		"without a word, an effect": {func(_ http.ResponseWriter, r *http.Request) { op(r).EffectStarted() }, "unknown"},
 		"deaf": {func(w http.ResponseWriter, _ *http.Request) {
 			time.Sleep(time.Hour)
 			w.WriteHeader(http.StatusServiceUnavailable)

@@ -1,6 +1,7 @@
 package oncemore
 
 import (
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -131,6 +132,11 @@ func (b *Budget) give(host string, n int) {
 	}
 	b.hosts[host] = tokens{t.left + n, now}
 }
+
+// Level returns how many tokens are left for the host of u, the capacity for one
+// that has met no trouble, and -1 if the budget is off: for a gauge, and for
+// whoever wonders why calls end with [StopBudget].
+func (b *Budget) Level(u *url.URL) int { return b.level(hostPort(u)) }
 
 // level returns how many tokens the host has, -1 if the budget is off.
 func (b *Budget) level(host string) int {

@@ -2,6 +2,7 @@ package oncemore
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,11 @@ func TestBudget(t *testing.T) {
 	assert.Equal(t, 2, b.level(host))
 	assert.False(t, b.take(host, 4), "fewer tokens than the cost")
 	assert.Equal(t, 2, b.level(host), "a refusal costs nothing")
+	for _, u := range []string{"https://pay.example.com/v1", "https://PAY.example.com:443"} {
+		parsed, err := url.Parse(u)
+		require.NoError(t, err)
+		assert.Equal(t, 2, b.Level(parsed), u)
+	}
 	assert.True(t, b.take(host, 2), "exactly the cost")
 	assert.False(t, b.take(host, 1))
 	assert.Equal(t, 10, b.level("pay.example.com:8443"), "another port is another host")

@@ -29,9 +29,8 @@ const scopeName = "github.com/oncemore-go/oncemore/examples/otel"
 //     attempt before;
 //   - oncemore.client.give_ups, by method, host and stop reason.
 //
-// There is no gauge for the level of the retry budget: package oncemore does
-// not tell it. That a budget is used up is seen as give-ups with the stop reason
-// "budget".
+// A gauge, oncemore.client.budget, has the tokens that the retry budget has left
+// for each host that was called.
 type Client struct {
 	client *oncemore.Client
 	tracer trace.Tracer
@@ -40,7 +39,14 @@ type Client struct {
 // NewClient makes the client of cfg visible to the providers. cfg.Observer, if
 // there is one, is still told.
 func NewClient(cfg oncemore.Config, traces trace.TracerProvider, metrics metric.MeterProvider) (*Client, error) {
-	o, err := newObserver(metrics.Meter(scopeName), cfg.Observer)
+	if cfg.Budget == nil { // one that can be asked
+		var b oncemore.BudgetPolicy
+		if cfg.Policy != nil {
+			b = cfg.Policy.Budget
+		}
+		cfg.Budget = oncemore.NewBudget(b)
+	}
+	o, err := newObserver(metrics.Meter(scopeName), cfg.Budget, cfg.Observer)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +95,16 @@ func (t resend) RoundTrip(req *http.Request) (*http.Response, error) {
 // observer turns events into metrics, and into what the call's span says.
 type observer struct {
 	attempts, retries, giveUps metric.Int64Counter
+	tokens                     metric.Int64Gauge
+	budget                     *oncemore.Budget
 	next                       func(context.Context, oncemore.Event)
 }
 
-func newObserver(meter metric.Meter, next func(context.Context, oncemore.Event)) (*observer, error) {
-	var errs [3]error
-	o := &observer{next: next}
+func newObserver(meter metric.Meter, budget *oncemore.Budget, next func(context.Context, oncemore.Event)) (*observer, error) {
+	var errs [4]error
+	o := &observer{budget: budget, next: next}
+	o.tokens, errs[3] = meter.Int64Gauge("oncemore.client.budget", metric.WithUnit("{token}"),
+		metric.WithDescription("Tokens that the retry budget has left for the host."))
 	o.attempts, errs[0] = meter.Int64Counter("oncemore.client.attempts", metric.WithUnit("{attempt}"),
 		metric.WithDescription("Requests sent, the first of each call included, by what came of them."))
 	o.retries, errs[1] = meter.Int64Counter("oncemore.client.retries", metric.WithUnit("{retry}"),
@@ -129,6 +139,11 @@ func (o *observer) observe(ctx context.Context, e oncemore.Event) {
 			attribute.String("oncemore.policy", e.Policy))...)
 		if e.Attempt.Status != 0 {
 			span.SetAttributes(semconv.HTTPResponseStatusCode(e.Attempt.Status))
+		}
+	}
+	if u := e.Request.URL; u != nil {
+		if level := o.budget.Level(u); level >= 0 {
+			o.tokens.Record(ctx, int64(level), metric.WithAttributes(semconv.ServerAddress(u.Hostname())))
 		}
 	}
 	if o.next != nil {

@@ -30,6 +30,7 @@ type lab struct {
 	network *oncemoretest.Transport
 	spans   *tracetest.InMemoryExporter
 	reader  *sdkmetric.ManualReader
+	tokens  int64 // the last value of the gauge
 }
 
 func newLab(t *testing.T, cfg oncemore.Config, steps ...oncemoretest.Step) *lab {
@@ -95,6 +96,12 @@ func (l *lab) counters(t *testing.T) map[string]map[string]int64 {
 			continue
 		}
 		for _, m := range scope.Metrics {
+			if gauge, ok := m.Data.(metricdata.Gauge[int64]); ok {
+				for _, p := range gauge.DataPoints {
+					l.tokens = p.Value
+				}
+				continue
+			}
 			sum, ok := m.Data.(metricdata.Sum[int64])
 			require.True(t, ok)
 			found[m.Name] = map[string]int64{}
@@ -194,6 +201,9 @@ func TestACallThatGivesUp(t *testing.T) {
 				assert.Equal(t, codes.Error, call.Status.Code)
 				assert.Equal(t, "gave up: "+tt.stop, call.Status.Description)
 				assert.Equal(t, map[string]int64{tt.stop: 1}, l.counters(t)["oncemore.client.give_ups"])
+				if tt.stop == "budget" {
+					assert.EqualValues(t, 2, l.tokens, "of seven, one retry took five")
+				}
 			})
 		})
 	}

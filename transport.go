@@ -400,22 +400,25 @@ func drain(resp *http.Response, read bool) {
 	}
 	slow := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 	defer slow.Stop()
-	body := untilReader{resp.Body, time.Now().Add(drainTime)}
-	_, _ = io.CopyN(io.Discard, body, drainBytes+1) // a drain that fails loses the connection, not the call
+	rest := drainReader{resp.Body, drainBytes + 1, time.Now().Add(drainTime)}
+	_, _ = io.Copy(io.Discard, &rest) // a drain that fails loses the connection, not the call
 }
 
-// untilReader ends at an instant: a body that is not net/http's may go on after
-// it has been closed.
-type untilReader struct {
-	io.Reader
-	end time.Time
+// drainReader reads so much, and until then: a body that is not net/http's may
+// go on after it has been closed.
+type drainReader struct {
+	body io.Reader
+	left int
+	end  time.Time
 }
 
-func (r untilReader) Read(p []byte) (int, error) {
-	if !time.Now().Before(r.end) {
+func (r *drainReader) Read(p []byte) (int, error) {
+	if r.left <= 0 || !time.Now().Before(r.end) {
 		return 0, io.EOF
 	}
-	return r.Reader.Read(p)
+	n, err := r.body.Read(p[:min(len(p), r.left)])
+	r.left -= n
+	return n, err
 }
 
 // attemptBody ends the attempt when it is closed.

@@ -30,6 +30,7 @@ type line struct {
 	calls       [][]cost      // by kind of call, of each round
 	uploads     [4][]uploaded // by kind of body, without and with a retry
 	uploadCosts [4]cost       // the same; zero where it failed
+	writes      float64
 	early       [2]torn       // bytes, file
 	connections map[int][]int // by number of workers
 }
@@ -60,7 +61,7 @@ func run(t *testing.T, n sizes, of []subject) *results {
 		order := slices.Concat(r.lines[round%len(r.lines):], r.lines[:round%len(r.lines)])
 		bench.calls(t, order)
 		bench.uploads(t, order)
-		bench.wires(order, round)
+		bench.wires(t, order, round)
 		for i := range middlewares {
 			for k := range r.middlewares[i] {
 				c, err := middlewares[i].run(n.calls, k == 0)
@@ -136,8 +137,13 @@ func (b *bench) uploads(t *testing.T, lines []*line) {
 	}
 }
 
-func (b *bench) wires(lines []*line, round int) {
+func (b *bench) wires(t *testing.T, lines []*line, round int) {
+	t.Helper()
 	for _, l := range lines {
+		var err error
+		if l.writes, err = writes(l.subject); err != nil {
+			t.Fatal(err)
+		}
 		if l.subject.noRetry || racing && !l.subject.ours() {
 			continue
 		}
@@ -158,7 +164,7 @@ func (r *results) markdown() string {
 	for _, c := range calls {
 		head = append(head, c.name)
 	}
-	head = append(head, "upload of bytes: peak of the heap", "of a file: peak", "its allocations, bytes / file", "Content-Length kept",
+	head = append(head, "writes of a POST", "upload of bytes: peak of the heap", "of a file: peak", "its allocations, bytes / file", "Content-Length kept",
 		"early 503, bytes / file: intact (torn)", "new connections, 1 / 8 workers")
 	row(head...)
 	row(rule(len(head))...)
@@ -196,7 +202,7 @@ func (l *line) cells(floor *line) []string {
 	for i := range calls {
 		cells = append(cells, callCell(&calls[i], l.calls[i], floor.calls[i], l == floor))
 	}
-	cells = append(cells, l.peakCell(0), l.peakCell(2), l.uploadAllocs(floor), l.lengthCell())
+	cells = append(cells, fmt.Sprintf("%.0f", l.writes), l.peakCell(0), l.peakCell(2), l.uploadAllocs(floor), l.lengthCell())
 	if l.subject.noRetry {
 		return append(cells, "–", "–")
 	}

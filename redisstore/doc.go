@@ -32,10 +32,11 @@
 //     always": with "everysec", which is the default, up to about two seconds of
 //     writes are lost with the machine, and without appendonly much more;
 //   - by a failover, whatever the settings: replication is asynchronous, and a
-//     replica that is promoted may lack the last writes.
+//     replica that is promoted may lack the last writes. As long as a primary
+//     that was replaced has not noticed, both give the same key away.
 //     "min-replicas-to-write 1" with a short "min-replicas-max-lag" bounds how
-//     many those can be, and no setting makes it none. The store sends no WAIT:
-//     it would report a missing copy, and not undo the claim;
+//     long that can be, and no setting makes it nothing. The store sends no
+//     WAIT: it would report a missing copy, and not undo the claim;
 //   - by eviction, unless the server has "maxmemory-policy noeviction". With it a
 //     full server refuses claims, renewals and results with an error, so watch
 //     the memory.

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -128,14 +129,19 @@ func startCluster(tb testing.TB, nodes int) []string {
 	return addrs
 }
 
+// freePort is below those that the system gives to connections: one of them
+// could take the port of a server that is just being restarted.
 func freePort(tb testing.TB) int {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(tb, err)
-	defer l.Close()
-	addr, ok := l.Addr().(*net.TCPAddr)
-	require.True(tb, ok)
-	return addr.Port
+	for range 100 {
+		port := 16000 + rand.N(16000)
+		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
+			require.NoError(tb, l.Close())
+			return port
+		}
+	}
+	require.Fail(tb, "no free port")
+	return 0
 }
 
 // connect is a client of one server, closed with the test.

@@ -197,6 +197,11 @@ func TestShutdown(t *testing.T) {
 		wantReplayed(t, <-waiter, winner)
 		wantReplayed(t, <-late, winner)
 		require.NoError(t, m.Shutdown(t.Context()), "again")
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 20 {
+			require.NoError(t, m.Shutdown(over), "there is nothing to wait for")
+		}
 		wantProblem(t, post(g, uuidv7(time.Now().Add(-100*24*time.Hour)), "{}"), 503, "unavailable")
 		assert.EqualValues(t, 2, h.runs.Load())
 		wantExecuted(t, post(newMiddlewareOver(t, store, nil).Wrap(h), "new", "{}"), 201)

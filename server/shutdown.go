@@ -81,6 +81,11 @@ func (m *Middleware) Shutdown(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
+	select {
+	case <-m.runs.idle: // both, and this is the better news
+		return nil
+	default:
+	}
 	m.runs.cancel(ErrShutdown)
 	return ctx.Err()
 }

@@ -24,9 +24,9 @@ export GOLANGCI_LINT_CACHE := $(BIN)/lint-cache
 # The root first, then the nested ones.
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testdata/*' -not -path './bin/*' -not -path '*/.*/*')))
 
-# PACKAGE:BINARY of what the tests start, and of what an own store may want.
-DATABASES := postgresql:/usr/lib/postgresql/*/bin/postgres pgbouncer:/usr/sbin/pgbouncer mariadb-server:/usr/sbin/mariadbd
-REDIS     := redis-server:/usr/bin/redis-server
+# PACKAGE:BINARY of what the tests start.
+DATABASES := postgresql:/usr/lib/postgresql/*/bin/postgres pgbouncer:/usr/sbin/pgbouncer mariadb-server:/usr/sbin/mariadbd \
+	redis-server:/usr/bin/redis-server
 
 # $(call missing,LIST) prints the packages whose binary is nowhere.
 missing = for service in $(1); do compgen -G "$${service\#*:}" >/dev/null || command -v "$${service\#\#*/}" >/dev/null || echo "$${service%%:*}"; done
@@ -122,7 +122,7 @@ $(GOLANGCI):
 
 .PHONY: services
 services: ## Install PostgreSQL, PgBouncer, MariaDB and Redis from Debian's packages, where missing (root or sudo)
-	@missing=($$($(call missing,$(DATABASES) $(REDIS)))); \
+	@missing=($$($(call missing,$(DATABASES)))); \
 	if [ $${#missing[@]} -eq 0 ]; then \
 		echo "all databases are installed; the tests start servers of their own"; exit 0; \
 	fi; \

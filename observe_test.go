@@ -119,7 +119,7 @@ func TestErrorsHoldNoSecrets(t *testing.T) {
 	for _, cause := range []error{
 		below,
 		errors.Join(errors.New("boom"), below),
-		errors.New("http://me:hush@below.example/a?token=hush: no route; see https://below.example/#hush."),
+		errors.New("http://me:hush@below.example/a?token=hush: no route; see https://below.example/#hush."), //nolint:revive // as some write them
 	} {
 		noSecrets(t, key, cause)
 	}

@@ -333,7 +333,7 @@ func TestTheContextOfABufferedResponse(t *testing.T) {
 	t.Parallel()
 	var ctx context.Context
 	c, err := New(Config{Policy: quick(), HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-		ctx = r.Context()
+		ctx = r.Context() //nolint:fatcontext // there is one
 		return answer(r, 200, "x"), nil
 	})}})
 	require.NoError(t, err)

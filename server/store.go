@@ -134,7 +134,8 @@ type Store interface {
 
 	// Settle gives a row of that generation its result, whoever held it, unless
 	// it is Running under a live lease. The generation grows by one. False:
-	// there is no such row, or it has moved on.
+	// there is no such row, or it has moved on. Sent again after a lost reply it
+	// finds its own result, and is true.
 	Settle(ctx context.Context, id ID, generation int64, r Result) (bool, error)
 
 	// Forget removes the row, whatever its state, unless it is Running or

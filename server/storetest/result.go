@@ -129,6 +129,7 @@ var settleSpecs = []spec{
 		f.same(before, h.ID)
 		f.yes(f.store.Settle(f.Context(), h.ID, 1, done("settled")))
 		f.no(f.store.Settle(f.Context(), h.ID, 1, done("otherwise")))
+		f.yes(f.store.Settle(f.Context(), h.ID, 1, done("settled"))) // sent again after a lost reply
 		f.holds(f.row(h.ID), done("settled"))
 	}},
 

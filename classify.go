@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Decision says whether an outcome is worth another attempt, and why.
@@ -322,17 +323,22 @@ func isIdempotent(method string) bool {
 }
 
 // endOf returns why the caller's context has ended, nil while it has not.
-// Request.Cancel is the older form of a cancelled context.
+// Request.Cancel is the older form of a cancelled context; net/http closes it
+// for Client.Timeout, perhaps just before the context's deadline is noticed.
 func endOf(req *http.Request) error {
-	if err := req.Context().Err(); err != nil {
+	ctx := req.Context()
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	select {
 	case <-req.Cancel: //nolint:staticcheck // net/http still uses it for Client.Timeout
-		return context.Canceled
 	default:
 		return nil
 	}
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return context.Canceled
 }
 
 // nameOf returns the name of an enum value.

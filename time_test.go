@@ -313,6 +313,29 @@ func TestTimeoutKeepsTheKeyInTheError(t *testing.T) {
 	})
 }
 
+func TestTimeoutIsADeadline(t *testing.T) {
+	t.Parallel()
+	for range 20 { // net/http has two timers for it, and either may be first
+		synctest.Test(t, func(t *testing.T) {
+			var last Event
+			c, err := New(Config{
+				HTTPClient: &http.Client{Timeout: time.Second, Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+					select {
+					case <-r.Cancel: //nolint:staticcheck // this is about it
+					case <-r.Context().Done():
+					}
+					return nil, errors.New("boom")
+				})},
+				Observer: func(_ context.Context, e Event) { last = e },
+			})
+			require.NoError(t, err)
+			_, err = c.StandardClient().Do(requestTo(t, http.MethodPost, "http://x.example", nil))
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.Equal(t, StopDeadline, last.Stop)
+		})
+	}
+}
+
 func TestNoWaitAndNoTimerIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, form := range forms {

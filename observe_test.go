@@ -64,6 +64,15 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+func TestOnlyTheLastEventHasAStopReason(t *testing.T) {
+	t.Parallel()
+	var stops []StopReason
+	observer := func(_ context.Context, e Event) { stops = append(stops, e.Stop) }
+	e := simple(t, Config{Policy: quick(), Observer: observer}, answers(to(307, "/b"), status(503), status(200)))
+	e.send(t, http.MethodPost, "/", strings.NewReader("x"))
+	assert.Equal(t, []StopReason{0, 0, 0, 0, StopSuccess}, stops, "also after a redirect")
+}
+
 func TestRecordsInTheLog(t *testing.T) {
 	t.Parallel()
 	const key = "a-secret-key-of-the-callers"

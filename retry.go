@@ -29,7 +29,7 @@ const (
 // send sends one hop, as often as it takes, and returns its last outcome.
 func (c *call) send(req *http.Request, withBody bool) (*http.Response, error) {
 	h := hop{call: c, req: req, policy: c.policy.forRequest(req), withBody: withBody}
-	c.req = req
+	c.req, c.stop = req, 0
 	c.aim(req)
 	for {
 		a, err := h.attempt()

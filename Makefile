@@ -12,6 +12,7 @@ GO        ?= go
 FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 BENCH     ?= .
+ROUNDS    ?= 5
 
 GOLANGCI_VERSION    := v2.12.2
 GOVULNCHECK_VERSION := v1.9.0
@@ -38,7 +39,7 @@ each = for module in $(MODULES); do echo "-- $$module: $(strip $(1))"; (cd "$$mo
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  SCHEDULES=$(SCHEDULES) FUZZTIME=$(FUZZTIME) BENCHTIME=$(BENCHTIME) BENCH=$(BENCH) can be set, as in: make fuzz FUZZTIME=10s"
+	@echo "  SCHEDULES=$(SCHEDULES) FUZZTIME=$(FUZZTIME) BENCHTIME=$(BENCHTIME) BENCH=$(BENCH) ROUNDS=$(ROUNDS) can be set, as in: make fuzz FUZZTIME=10s"
 
 # ---- tests
 
@@ -76,7 +77,11 @@ fuzz: ## Fuzz each target for FUZZTIME
 	done
 
 .PHONY: bench
-bench: ## Run the benchmarks, each for BENCHTIME
+bench: ## Print the table of docs/benchmarks.md, measured in ROUNDS rounds
+	@cd benchmarks && $(GO) test -count=1 -timeout 30m -run '^TestTable$$' -rounds $(ROUNDS)
+
+.PHONY: microbench
+microbench: ## Run each benchmark function for BENCHTIME
 	@$(call each,$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...)
 
 # ---- checks

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -70,6 +72,10 @@ func (b *requestBody) open(r *bodyReader) (io.ReadCloser, error) {
 	if b.current != nil && b.spool != nil {
 		b.current.stop()
 	}
+	if b.spool == nil && inMemory(opened) == b.length && b.length < minCut {
+		b.current = nil
+		return opened, nil
+	}
 	r.body, r.opened = b, opened
 	if b.spool != nil {
 		r.done = make(chan struct{})
@@ -77,6 +83,31 @@ func (b *requestBody) open(r *bodyReader) (io.ReadCloser, error) {
 	b.current = r
 	return r, nil
 }
+
+// inMemory returns how much is left of a body that net/http knows to be in
+// memory, -1 for any other. It sends header and body of those in one packet, and
+// they can neither fail nor be shorter than they say, so it is better given them
+// as they are.
+func inMemory(body io.ReadCloser) int64 {
+	if t := reflect.TypeOf(body); t != nopCloser && t != nopCloserWriterTo {
+		return -1
+	}
+	switch r := reflect.ValueOf(body).Field(0).Interface().(type) {
+	case *bytes.Reader:
+		return int64(r.Len())
+	case *bytes.Buffer:
+		return int64(r.Len())
+	case *strings.Reader:
+		return int64(r.Len())
+	}
+	return -1
+}
+
+// What io.NopCloser makes. If that changes, bodies are sent in two packets.
+var (
+	nopCloser         = reflect.TypeOf(io.NopCloser(nil))
+	nopCloserWriterTo = reflect.TypeOf(io.NopCloser(new(bytes.Reader)))
+)
 
 // replayable reports whether the body can be sent again.
 func (b *requestBody) replayable() bool {

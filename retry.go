@@ -41,9 +41,10 @@ func (c *call) send(req *http.Request, withBody bool) (*http.Response, error) {
 		if stop != 0 {
 			return h.finish(a, stop)
 		}
+		next := time.Now().Add(wait)
 		h.announce(wait)
-		a.discard()
-		if err := c.sleep(req, wait); err != nil {
+		a.discard() // takes its time out of the wait: it was asked whether that fits the deadline
+		if err := c.sleep(req, time.Until(next)); err != nil {
 			h.settle(ReasonCanceled)
 			return nil, err
 		}

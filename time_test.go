@@ -313,6 +313,44 @@ func TestTimeoutKeepsTheKeyInTheError(t *testing.T) {
 	})
 }
 
+// stuck is a body that has nothing to say until it is closed.
+type stuck chan struct{}
+
+func (b stuck) Read([]byte) (int, error) { <-b; return 0, io.ErrClosedPipe }
+
+func (b stuck) Close() error {
+	select {
+	case <-b:
+	default:
+		close(b)
+	}
+	return nil
+}
+
+func TestTheDrainIsPartOfTheWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		c, err := New(Config{
+			Policy: &Policy{BaseDelay: 80 * time.Millisecond, Jitter: JitterNone},
+			HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				if n++; n == 1 {
+					return &http.Response{StatusCode: 503, Body: make(stuck), ContentLength: -1, Request: r}, nil
+				}
+				return answer(r, 200, ""), nil
+			})},
+		})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		resp, err := c.Do(requestTo(t, http.MethodGet, "http://x.example", nil).WithContext(ctx))
+		require.NoError(t, err, "there was time for the wait")
+		_ = read(t, resp)
+		assert.Equal(t, 80*time.Millisecond, time.Since(began))
+	})
+}
+
 func TestTimeoutIsADeadline(t *testing.T) {
 	t.Parallel()
 	for range 20 { // net/http has two timers for it, and either may be first

@@ -81,18 +81,21 @@ func (c *call) takeRow(generation int64, ask bool) (Hold, bool, error) {
 	return Hold{ID: c.op.id, Owner: c.owner, Generation: generation + 1}, ok, err
 }
 
+// undecided bounds how long also those are kept who do not wait, until it is
+// known who has the key.
+const undecided = time.Second
+
 // wait waits on the flight, and reports whether the request is answered; if not,
 // it starts anew.
 func (c *call) wait() bool {
 	f := c.flight
 	decided, ended := f.signals()
-	var timeout <-chan time.Time
-	limit := c.waitLimit()
+	limit, patience := c.waitLimit(), undecided
 	if limit >= 0 {
-		timer := time.NewTimer(time.Until(c.start.Add(limit)))
-		defer timer.Stop()
-		timeout = timer.C
+		patience = limit
 	}
+	timer := time.NewTimer(time.Until(c.start.Add(patience)))
+	defer timer.Stop()
 	for {
 		select {
 		case <-ended:
@@ -111,7 +114,7 @@ func (c *call) wait() bool {
 				c.refuseInProgress(nil)
 				return true
 			}
-		case <-timeout:
+		case <-timer.C:
 			f.leave()
 			c.noteWait()
 			c.refuseInProgress(nil)
@@ -136,7 +139,7 @@ func (c *call) told(out *outcome) bool {
 	case outTooOld:
 		c.refuseExpired()
 	case outUnavailable:
-		c.refuseUnavailable("the store of the keys can't be reached; nothing was run", out.err)
+		c.refuseUnavailable("the request that this one waited for could not be taken; send it again later, with the same key", out.err)
 	case outRow:
 		c.answer(out)
 	}

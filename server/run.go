@@ -336,8 +336,12 @@ func (r *run) letGo() EventKind {
 			return c.m.store.Release(ctx, r.hold)
 		})
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case r.fenced:
 		c.log(slog.LevelError, "the key stays claimed until its lease ends", slog.Any("error", err))
+	default:
+		c.log(slog.LevelError, "that the outcome is unknown could not be recorded", slog.Any("error", err))
 	}
 	c.flight.end(outcome{kind: outRetry})
 	switch {

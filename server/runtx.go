@@ -54,7 +54,7 @@ func (c *call) leadTx() bool {
 func (r *run) claimTx() (Tx, Row, bool, error) {
 	c := r.c
 	limit := c.waitLimit()
-	patience := time.AfterFunc(max(limit-time.Since(c.start), time.Second), func() { r.cancel(errWaited) })
+	patience := time.AfterFunc(max(limit-time.Since(c.start), undecided), func() { r.cancel(errWaited) })
 	stay := context.AfterFunc(c.r.Context(), func() { r.cancel(errClientLeft) })
 	claim := c.claim()
 	for {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +15,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemore-go/oncemore/internal/sqlitetest"
 	"github.com/oncemore-go/oncemore/server"
+	"github.com/oncemore-go/oncemore/server/sqlstore"
 	"github.com/oncemore-go/oncemore/server/storetest"
 )
 
@@ -206,4 +210,40 @@ func TestWaitersLearnThatTheKeyIsAnotherRequests(t *testing.T) {
 		synctest.Wait()
 		wantReplayed(t, same, other)
 	})
+}
+
+// A handler that outlives its lease, as one does on SQLite where its own
+// transaction keeps its renewals out, ends unknown while another process has
+// read that its lease is over and asks for the row.
+func TestAnEffectIsNotRunAgainBySomebodyWhoReadTooEarly(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "oncemore.db")
+	open := func() *sqlstore.Store {
+		s, err := sqlstore.New(sqlitetest.OpenFile(t, file), sqlstore.SQLite)
+		require.NoError(t, err)
+		require.NoError(t, s.Migrate(t.Context()))
+		return s
+	}
+	config := func(c *server.Config) { c.ClaimFirst, c.Lease = true, 100*time.Millisecond }
+	began, release := make(chan struct{}), make(chan struct{})
+	one := newMiddlewareOver(t, open(), config).WrapTx(func(_ http.ResponseWriter, r *http.Request, _ *sql.Tx) error {
+		op(r).EffectStarted()
+		close(began)
+		<-release
+		return errHandler
+	})
+	var n atomic.Int64
+	two := newMiddlewareOver(t, open(), config).WrapTx(func(http.ResponseWriter, *http.Request, *sql.Tx) error {
+		n.Add(1)
+		return nil
+	})
+	first := sentTo(one, "k")
+	<-began
+	time.Sleep(200 * time.Millisecond) // until its lease is over
+	second := sentTo(two, "k")
+	time.Sleep(200 * time.Millisecond) // until it waits for the writer
+	close(release)
+	assert.Equal(t, "unknown", status(<-first))
+	wantProblem(t, <-second, 409, "unknown")
+	assert.Zero(t, n.Load())
 }

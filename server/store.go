@@ -110,7 +110,9 @@ type Store interface {
 
 	// Takeover gives the row to t.Owner if its generation is still
 	// t.Generation, it is Running or Unknown, and its lease has ended or is
-	// t.Owner's own. The generation grows by one, and t.Owner has a new lease.
+	// t.Owner's own. Without Ask a row that is Unknown must be t.Owner's own: it
+	// may have become so since it was read, and only who has asked about it may
+	// run it again. The generation grows by one, and t.Owner has a new lease.
 	// Sent again after a lost reply it finds its own row, and is true.
 	Takeover(ctx context.Context, t Takeover) (bool, error)
 

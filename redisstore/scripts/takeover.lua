@@ -6,7 +6,10 @@ end
 if g.owner == ARGV[1] and g.generation == ARGV[3] then -- sent again
 	return (ARGV[5] == '1' or g.state == RUNNING) and 1 or 0
 end
-if g.generation ~= ARGV[2] or (g.owner ~= ARGV[1] and g.live) then
+if g.generation ~= ARGV[2] then
+	return 0
+end
+if g.owner ~= ARGV[1] and (g.live or (ARGV[5] ~= '1' and g.state ~= RUNNING)) then
 	return 0
 end
 if ARGV[5] == '1' then

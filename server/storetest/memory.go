@@ -86,7 +86,7 @@ func (m *Memory) Takeover(ctx context.Context, t server.Takeover) (bool, error) 
 			return t.Ask || row.State == server.Running // sent again
 		case row.Generation != t.Generation:
 			return false
-		case row.Owner != t.Owner && rec.live(now):
+		case row.Owner != t.Owner && (rec.live(now) || !t.Ask && row.State != server.Running):
 			return false
 		}
 		row.Owner = t.Owner

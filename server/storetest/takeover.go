@@ -126,6 +126,15 @@ var takeoverSpecs = []spec{
 		f.yes(f.store.Release(f.Context(), taken(runs)))
 		f.absent(c.ID)
 	}},
+	// Who read a run whose lease had ended must not run what its owner has called
+	// unknown since.
+	{"takeover/an unknown outcome is not run again unasked", func(f *fixture) {
+		c := f.dead()
+		f.yes(f.store.Complete(f.Context(), holdOf(c), unknown()))
+		before := f.row(c.ID)
+		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
+		f.same(before, c.ID)
+	}},
 	{"takeover/an unknown outcome is asked about, and settled", func(f *fixture) {
 		c := newClaim()
 		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))

@@ -80,8 +80,8 @@ fuzz: ## Fuzz each target for FUZZTIME
 bench: ## Print the table of docs/benchmarks.md, measured in ROUNDS rounds
 	@cd benchmarks && $(GO) test -count=1 -timeout 30m -run '^TestTable$$' -rounds $(ROUNDS)
 
-.PHONY: microbench
-microbench: ## Run each benchmark function for BENCHTIME
+.PHONY: bench-go
+bench-go: ## Run each benchmark function for BENCHTIME
 	@$(call each,$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...)
 
 # ---- checks

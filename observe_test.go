@@ -305,6 +305,24 @@ func TestBudgetOfACall(t *testing.T) {
 	}
 }
 
+func TestACallKeepsItsCosts(t *testing.T) {
+	t.Parallel()
+	policy := func(cost int) *Policy {
+		p := quick()
+		p.Budget = BudgetPolicy{Capacity: 10, RetryCost: cost}
+		return p
+	}
+	var c *Client
+	c, err := New(Config{Policy: policy(5), HTTPClient: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		return answer(r, 503, ""), c.SetPolicy(policy(10))
+	})}})
+	require.NoError(t, err)
+	resp, err := c.Do(requestTo(t, http.MethodGet, "http://x.example", nil))
+	require.NoError(t, err)
+	_ = read(t, resp)
+	assert.Len(t, Attempts(resp), 3, "two retries of 5 tokens, although the new policy takes 10")
+}
+
 func TestSetPolicyUnderLoad(t *testing.T) {
 	t.Parallel()
 	e := simple(t, Config{Policy: quick()}, statuses(503))

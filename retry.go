@@ -120,9 +120,13 @@ func (h *hop) stopOf(reason Reason) StopReason {
 	}
 }
 
-// cost is what a retry after this attempt takes from the budget.
+// cost is what a retry after this attempt takes from the budget, by the policy
+// that the call began with.
 func (h *hop) cost(a *attempt) int {
-	costs := h.client.budget.costs()
+	costs := h.policy.Budget
+	if !h.client.ownBudget {
+		costs = h.client.budget.costs()
+	}
 	if a.err != nil && (a.timedOut || isTimeout(a.err)) {
 		return costs.TimeoutCost
 	}

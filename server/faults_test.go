@@ -71,6 +71,30 @@ func TestCompletionIsRepeated(t *testing.T) {
 	}
 }
 
+// A store that is away for most of the lease loses nothing.
+func TestCompletionIsRepeatedToTheEndOfTheLease(t *testing.T) {
+	t.Parallel()
+	for _, lease := range []time.Duration{100 * time.Millisecond, time.Second, 30 * time.Second} {
+		t.Run(lease.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				store := newFaulty(newMemory())
+				start := time.Now()
+				store.fail(func(call string) error {
+					if call == "Complete" && time.Since(start) < lease*4/5 {
+						return errStore
+					}
+					return nil
+				}, nil)
+				g := newMiddlewareOver(t, store, func(c *server.Config) { c.Lease = lease }).Wrap(&counter{})
+				wantExecuted(t, post(g, "k", "{}"), 201)
+				assert.Less(t, time.Since(start), lease)
+				assert.Less(t, store.count("Complete"), 50)
+			})
+		})
+	}
+}
+
 func TestNoSuccessThatNobodyRecorded(t *testing.T) {
 	t.Parallel()
 	for name, reply := range map[string]bool{"failed": false, "reply lost": true} {

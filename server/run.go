@@ -356,17 +356,18 @@ func (r *run) letGo() EventKind {
 // insist repeats a step until it is answered or the lease ends. A step is sent
 // at least once.
 func (c *call) insist(deadline time.Time, step func(context.Context) (bool, error)) (bool, error) {
-	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
+	const shortest = 10 * time.Millisecond
+	for delay := shortest; ; delay = min(2*delay, time.Second) {
 		ok, err := step(c.detached()) // the store bounds it
 		if err == nil || errors.Is(err, ErrTooLarge) {
 			return ok, err
 		}
 		c.emit(EventStoreFailure, 0, err)
-		pause := jitter(delay)
-		if time.Until(deadline) < pause {
+		left := time.Until(deadline)
+		if left < shortest {
 			return false, err
 		}
-		<-time.After(pause)
+		<-time.After(min(jitter(delay), left/2)) // more often towards the end, not less
 	}
 }
 

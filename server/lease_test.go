@@ -279,6 +279,9 @@ func TestAbandonedIsRefused(t *testing.T) {
 			wantProblem(t, w, 409, "unknown")
 			assert.Empty(t, w.Header().Get("Retry-After"))
 		}
+		for _, event := range seen.of(server.EventUnknown) {
+			assert.Equal(t, 1, event.Attempt, "of the run that is unknown")
+		}
 		wantProblem(t, post(g, "k", "[]"), 422, "mismatch")
 		time.Sleep(30 * 24 * time.Hour)
 		wantProblem(t, post(g, "k", "{}"), 409, "unknown") // 412 does not replace it

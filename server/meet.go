@@ -47,6 +47,7 @@ func (c *call) takeOver(row *Row) bool {
 	ask := c.m.cfg.Recover != nil && !c.op.bodyHash
 	switch {
 	case !rerun && !ask:
+		c.attempt = row.Attempt
 		c.flight.end(outcome{kind: outRow, row: *row})
 		c.refuseUnknown(nil)
 		return true

@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"context"
 	_ "embed"
 	"fmt"
 	"strconv"
@@ -76,6 +77,12 @@ type dialect struct {
 	prepares bool
 	// oneWriter: the writes of a process line up before they reach the database.
 	oneWriter bool
+	// slots is how many claims and completions may be under way before others
+	// have to share a transaction. 0: none ever does.
+	slots int
+	// readQueued: a claim that would have to queue looks first, if the last one
+	// found a row: replays come in storms, and need not queue with those who write.
+	readQueued bool
 	// savepoint: a database that ends the transaction under the handler says so
 	// only by having forgotten its savepoints.
 	savepoint bool
@@ -87,6 +94,10 @@ type dialect struct {
 	purgeBatch int64
 
 	kindOf func(error) kind
+	// runBatch runs what take returns in one transaction, and returns what became
+	// of each after it is committed. It leaves alone what it can't tell, and all
+	// of it after an error. It takes the batch when nothing is left to wait for.
+	runBatch func(ctx context.Context, s *Store, take func() []*op) ([]verdict, error)
 }
 
 // syntax is the spelling of what the statements have in common.
@@ -112,6 +123,8 @@ type statements struct {
 	settle, forget           string
 	purge, unsettled         string
 	version                  string
+
+	many string // where runBatch is runMany
 }
 
 const (
@@ -184,7 +197,7 @@ func newDialect(build func(*dialect)) *dialect {
 	q := &d.sql
 	for _, text := range []*string{
 		&q.lookup, &q.insert, &q.replace, &q.insertTx, &q.replaceTx, &q.claimOrRead, &q.lapseOrRead,
-		&q.takeover, &q.ask, &q.renew, &q.complete, &q.release, &q.settle, &q.forget, &q.purge, &q.unsettled,
+		&q.takeover, &q.ask, &q.renew, &q.complete, &q.release, &q.settle, &q.forget, &q.purge, &q.unsettled, &q.many,
 	} {
 		*text = spell.Replace(spell.Replace(*text)) // twice: {batch} has {stable} in it
 		if d.numbered {

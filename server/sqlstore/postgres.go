@@ -1,5 +1,12 @@
 package sqlstore
 
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+)
+
 func postgres(d *dialect) {
 	d.name = "postgres"
 	d.schema = postgresSchema
@@ -7,6 +14,9 @@ func postgres(d *dialect) {
 	d.oneStatement = true
 	d.upserts = true
 	d.boundedInsert = true
+	d.slots = 2
+	d.readQueued = true
+	d.runBatch = runMany
 	d.maxData = 256 << 20 // a bytea is sent as text of twice its length, and a value ends at 1 GiB
 	d.purgeBatch = 2000
 	d.kindOf = postgresKind
@@ -48,6 +58,7 @@ SELECT * FROM found UNION ALL SELECT * FROM created`
 	// A claim that loses leaves it set, and is rolled back.
 	d.sql.insertTx = boundedInsert(`ON CONFLICT (id) DO NOTHING`)
 	d.sql.replaceTx = boundedInsert(replaceOnConflict)
+	d.sql.many = many
 	d.sql.version = `SELECT coalesce(obj_description(to_regclass('oncemore_keys'), 'pg_class'), '')
  WHERE to_regclass('oncemore_keys') IS NOT NULL`
 }
@@ -63,4 +74,123 @@ func boundedInsert(onConflict string) string {
 INSERT INTO oncemore_keys ` + insertColumns + `
  SELECT ` + typedValues + ` FROM bound WHERE bound.new IS NOT NULL
  ` + onConflict + ` RETURNING (SELECT set_config('lock_timeout', bound.old, true) FROM bound)`
+}
+
+// many runs a batch: all of it in one statement, one round trip and one commit.
+// The rows are JSON, so that their number makes no other statement, and no
+// driver's arrays are needed.
+//
+// A completion is written as an insert that always finds its row. An update
+// would join the table with the batch, and how is up to the planner: before it
+// has seen a young table full it reads all of it. The insert asks the primary
+// key. Should it really insert, because the row is gone, its attempt 0 makes the
+// statement fail, and nothing of the batch is done.
+var many = `WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '` + bound(batchWait) + `', true) AS new),
+claimed AS (INSERT INTO oncemore_keys ` + insertColumns + `
+ SELECT decode(id, 'base64'), decode(fingerprint, 'base64'), decode(owner, 'base64'), decode(owner, 'base64'),
+ clock_timestamp() + lease * interval '1 microsecond', clock_timestamp(),
+ clock_timestamp() + ttl * interval '1 microsecond', clock_timestamp() + keep * interval '1 microsecond',
+ scope, method, route, 1, 1, 1, 0
+ FROM bound, json_to_recordset(?::text::json) AS batch(id text, fingerprint text, owner text,
+ lease bigint, ttl bigint, keep bigint, scope text, method text, route text) WHERE bound.new IS NOT NULL
+ ON CONFLICT (id) DO NOTHING RETURNING id, owner, 1),
+completed AS (INSERT INTO oncemore_keys (id, fingerprint, owner, origin, lease_until, created_at, expires_at, purge_at,
+ scope, method, route, generation, attempt, state, status, data, executed_at)
+ SELECT decode(id, 'base64'), '', decode(owner, 'base64'), '', {never}, {never}, {never}, {never},
+ '', '', '', generation, 0, state, status, decode(data, 'base64'), timestamptz 'epoch' + executed * interval '1 microsecond'
+ FROM bound, json_to_recordset(?::text::json) AS batch(id text, owner text, generation bigint,
+ state smallint, status integer, data text, executed bigint) WHERE bound.new IS NOT NULL
+ ON CONFLICT (id) DO UPDATE SET state = excluded.state, status = excluded.status, data = excluded.data,
+ executed_at = excluded.executed_at, lease_until = excluded.lease_until
+ WHERE oncemore_keys.owner = excluded.owner AND oncemore_keys.generation = excluded.generation
+ AND oncemore_keys.state <> 2 RETURNING id, owner, 1 / attempt)
+SELECT * FROM claimed UNION ALL SELECT * FROM completed`
+
+// manyClaim and manyCompletion are the rows of many. Bytes are base64 there.
+type manyClaim struct {
+	ID          []byte `json:"id"`
+	Fingerprint []byte `json:"fingerprint"`
+	Owner       []byte `json:"owner"`
+	Lease       int64  `json:"lease"`
+	TTL         int64  `json:"ttl"`
+	Keep        int64  `json:"keep"`
+	Scope       string `json:"scope"`
+	Method      string `json:"method"`
+	Route       string `json:"route"`
+}
+
+type manyCompletion struct {
+	ID         []byte `json:"id"`
+	Owner      []byte `json:"owner"`
+	Generation int64  `json:"generation"`
+	State      any    `json:"state"`
+	Status     any    `json:"status"`
+	Data       any    `json:"data"`
+	Executed   any    `json:"executed"`
+}
+
+// manyArgs are the arguments of many.
+func manyArgs(batch []*op) ([]any, error) {
+	claims, completions := []manyClaim{}, []manyCompletion{}
+	for _, o := range batch {
+		if c := o.claim; c != nil {
+			claims = append(claims, manyClaim{
+				c.ID[:], c.Fingerprint[:], c.Owner[:], micros(c.Lease), micros(c.TTL), micros(c.Keep),
+				label(c.Scope), label(c.Method), label(c.Route),
+			})
+			continue
+		}
+		completions = append(completions, manyCompletion{
+			o.id[:], o.owner[:], o.generation,
+			o.result[0], o.result[1], o.result[2], o.result[3],
+		})
+	}
+	first, err := json.Marshal(claims)
+	if err != nil {
+		return nil, err
+	}
+	second, err := json.Marshal(completions)
+	return []any{string(first), string(second)}, err
+}
+
+// runMany is dialect.runBatch by the statement many.
+func runMany(ctx context.Context, s *Store, take func() []*op) ([]verdict, error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	batch := take()
+	args, err := manyArgs(batch)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := conn.QueryContext(ctx, s.d.sql.many, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	changed := map[string]bool{}
+	for rows.Next() {
+		var id, owner sql.RawBytes
+		var one int
+		if err := rows.Scan(&id, &owner, &one); err != nil {
+			return nil, err
+		}
+		changed[string(id)+string(owner)] = true
+	}
+	// Only what comes after the rows says that they are committed.
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, err
+	}
+	verdicts := make([]verdict, len(batch))
+	for i, o := range batch {
+		switch {
+		case changed[string(o.id[:])+string(o.owner[:])]:
+			verdicts[i] = settled
+		case o.claim != nil:
+			verdicts[i] = refused
+		}
+	}
+	return verdicts, nil
 }

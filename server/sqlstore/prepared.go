@@ -54,3 +54,41 @@ func (p *prepared) QueryRowContext(ctx context.Context, text string, args ...any
 	}
 	return s.QueryRowContext(ctx, args...)
 }
+
+// preparedTx is a transaction in which the statements of the pool need not be
+// parsed again.
+type preparedTx struct {
+	pool       querier
+	tx         *sql.Tx
+	statements map[string]*sql.Stmt // the transaction's own, which end with it
+}
+
+func (p *preparedTx) ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error) {
+	s := p.statements[text]
+	if s == nil {
+		// A statement that is new is not prepared here: that may take a second
+		// connection, which a pool of one does not have.
+		s = p.known(text)
+		if s == nil {
+			return p.tx.ExecContext(ctx, text, args...)
+		}
+		s = p.tx.StmtContext(ctx, s) //nolint:sqlclosecheck // closed with the transaction
+		p.statements[text] = s
+	}
+	return s.ExecContext(ctx, args...)
+}
+
+// known returns the pool's statement, or nil.
+func (p *preparedTx) known(text string) *sql.Stmt {
+	pool, ok := p.pool.(*prepared)
+	if !ok {
+		return nil
+	}
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	return pool.statements[text]
+}
+
+func (p *preparedTx) QueryRowContext(ctx context.Context, text string, args ...any) *sql.Row {
+	return p.tx.QueryRowContext(ctx, text, args...)
+}

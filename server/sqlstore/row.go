@@ -103,6 +103,9 @@ func insertArgs(c *server.Claim) []any {
 	}
 }
 
+// dataArg is where resultArgs has the data, a []byte.
+const dataArg = 2
+
 // resultArgs are the arguments that set a result.
 func resultArgs(r server.Result) []any {
 	var data []byte

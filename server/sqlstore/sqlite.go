@@ -15,6 +15,8 @@ func sqlite(d *dialect) {
 	d.readFirst = true
 	d.prepares = true
 	d.oneWriter = true
+	d.slots = 1
+	d.runBatch = runInTx
 	d.savepoint = true
 	d.maxData = 256 << 20
 	d.purgeBatch = 250

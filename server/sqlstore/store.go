@@ -25,6 +25,8 @@ type Store struct {
 	db     *sql.DB
 	pool   querier // db, for what is run again and again
 	d      *dialect
+	batch  batcher      // of claims and completions that come together
+	hit    atomic.Bool  // the last claim found a row
 	writer gate         // nil where the database has many writers
 	busy   atomic.Int64 // SQLite's busy timeout in nanoseconds, once Migrate has read it
 }
@@ -48,6 +50,7 @@ func New(db *sql.DB, d Dialect) (*Store, error) {
 	if s.d.oneWriter {
 		s.writer = make(gate, 1)
 	}
+	s.batch.slots = s.d.slots
 	return s, nil
 }
 
@@ -61,13 +64,33 @@ func (s *Store) busyTimeout() time.Duration {
 
 // Claim implements [server.Store]. A claim that finds a row writes nothing.
 func (s *Store) Claim(ctx context.Context, c server.Claim) (row server.Row, found bool, err error) {
-	if c.MustExist || s.d.readFirst {
+	defer func() {
+		if hit := found && row.Owner != c.Owner; err == nil && hit != s.hit.Load() {
+			s.hit.Store(hit)
+		}
+	}()
+	if c.MustExist || s.d.readFirst || s.d.readQueued && s.hit.Load() && s.batch.busy() {
 		row, found, err = s.peek(ctx, c)
 		if err != nil || found || c.MustExist {
 			return row, found, err
 		}
 	}
+	var turn *slot
+	if !c.Lapses {
+		var v verdict
+		v, turn = s.share(ctx, &op{id: c.ID, owner: c.Owner, claim: &c})
+		defer turn.leave()
+		if v == settled {
+			return created(c), true, nil
+		}
+		if v == refused {
+			if row, found, err = s.peek(ctx, c); err != nil || found {
+				return row, found, err
+			}
+		}
+	}
 	err = s.run(ctx, "claim", writes, func(ctx context.Context) error {
+		defer turn.leave()
 		row, found, err = s.claim(ctx, c)
 		if err == nil && !found {
 			return errAgain
@@ -163,13 +186,26 @@ func (s *Store) Renew(ctx context.Context, h server.Hold, lease time.Duration) (
 }
 
 // Complete implements [server.Store].
-func (s *Store) Complete(ctx context.Context, h server.Hold, r server.Result) (bool, error) {
+func (s *Store) Complete(ctx context.Context, h server.Hold, r server.Result) (ok bool, err error) {
 	args, err := s.resultArgs(ctx, s.pool, r)
 	if err != nil {
 		return false, s.fail(ctx, "complete", err)
 	}
-	return s.change(ctx, "complete", access{writes: true, data: len(r.Data)}, h.ID, completed(h, r),
-		s.d.sql.complete, append(args, h.ID[:], h.Owner[:], h.Generation)...)
+	o := &op{id: h.ID, owner: h.Owner, generation: h.Generation, result: args}
+	var turn *slot
+	if len(r.Data) <= maxShared {
+		var v verdict
+		if v, turn = s.share(ctx, o); v == settled {
+			return true, nil
+		}
+		defer turn.leave()
+	}
+	err = s.run(ctx, "complete", access{writes: true, data: len(r.Data)}, func(ctx context.Context) error {
+		defer turn.leave()
+		ok, err = s.changeIn(ctx, s.pool, h.ID, completed(h, r), s.d.sql.complete, o.completeArgs()...)
+		return err
+	})
+	return ok && err == nil, err
 }
 
 // completed is true of a row that h has completed with r.

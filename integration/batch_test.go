@@ -1,0 +1,243 @@
+package integration_test
+
+import (
+	"database/sql"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemore-go/oncemore/server"
+	"github.com/oncemore-go/oncemore/server/sqlstore"
+)
+
+// The drivers and levels that a batch is run through.
+var batchDrivers = []struct{ name, driver, options string }{
+	{"pgx", "pgx", ""},
+	{"pgx with the simple protocol", "pgx", "default_query_exec_mode=simple_protocol"},
+	{"pgx, serializable", "pgx", "default_transaction_isolation=serializable"},
+	{"lib/pq", "postgres", ""},
+	{"lib/pq, binary, repeatable read", "postgres", "binary_parameters=yes&default_transaction_isolation=repeatable%20read"},
+}
+
+// noError is for goroutines that are not the test's own.
+func noError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Error(err)
+	}
+}
+
+// together runs the calls while the table is locked, until both slots are taken
+// by calls that wait for it and the others have had the time to queue.
+func together(t *testing.T, db *sql.DB, calls ...func()) {
+	t.Helper()
+	lock, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	defer func() { _ = lock.Rollback() }()
+	_, err = lock.ExecContext(t.Context(), "LOCK TABLE oncemore_keys IN SHARE ROW EXCLUSIVE MODE")
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for _, call := range calls {
+		wg.Go(call)
+	}
+	time.Sleep(30 * time.Millisecond)
+	require.NoError(t, lock.Rollback())
+	wg.Wait()
+}
+
+// transactions is how many of them wrote the rows that are there.
+func transactions(t *testing.T, db *sql.DB) (n, rows int) {
+	t.Helper()
+	require.NoError(t, db.QueryRowContext(t.Context(),
+		"SELECT count(DISTINCT xmin::text), count(*) FROM oncemore_keys").Scan(&n, &rows))
+	return n, rows
+}
+
+// Claims and completions of one batch: new, found, completed, not held, without
+// a row. Each gets what it would get alone.
+func TestPostgresBatchAnswersEach(t *testing.T) {
+	for _, tt := range batchDrivers {
+		t.Run(tt.name, func(t *testing.T) {
+			db := open(t, tt.driver, newPostgres(t)(tt.options))
+			s := migrated(t, db, sqlstore.Postgres)
+			ctx := t.Context()
+			held := make([]server.Claim, 30)
+			for i := range held {
+				held[i] = newClaim()
+				_, _, err := s.Claim(ctx, held[i])
+				require.NoError(t, err)
+			}
+			taken, gone, taken2 := newClaim(), newClaim(), newClaim()
+			for _, c := range []server.Claim{taken, taken2} {
+				_, _, err := s.Claim(ctx, c)
+				require.NoError(t, err)
+			}
+			for _, withGone := range []bool{false, true} {
+				var calls []func()
+				for i := range 40 {
+					c := newClaim()
+					c.Scope, c.Route = fmt.Sprintf("t'\\\"%d\u2028é<", i), "POST /\x00\xff"
+					calls = append(calls, func() {
+						row, found, err := s.Claim(ctx, c)
+						noError(t, err)
+						assert.True(t, found)
+						assert.Equal(t, c.Owner, row.Owner)
+						row, _, err = s.Lookup(ctx, c.ID)
+						noError(t, err)
+						assert.Equal(t, c.Owner, row.Owner)
+						assert.Equal(t, c.Owner, row.Origin)
+						assert.Equal(t, c.Fingerprint, row.Fingerprint)
+						assert.Equal(t, server.Running, row.State)
+						assert.True(t, row.Live)
+						assert.WithinDuration(t, row.CreatedAt.Add(c.TTL), row.ExpiresAt, time.Second)
+						var scope, route string
+						noError(t, db.QueryRowContext(ctx, "SELECT scope, route FROM oncemore_keys WHERE id = $1", c.ID[:]).Scan(&scope, &route))
+						assert.Equal(t, c.Scope, scope)
+						assert.Equal(t, "POST /??", route)
+					})
+				}
+				for i, c := range held[:15] {
+					r := result(c)
+					if i%3 == 0 {
+						r = server.Result{State: server.Unknown, Status: 504}
+					}
+					calls = append(calls, func() {
+						ok, err := s.Complete(ctx, holdOf(c), r)
+						noError(t, err)
+						assert.True(t, ok)
+						row, _, err := s.Lookup(ctx, c.ID)
+						noError(t, err)
+						assert.Equal(t, r.State, row.State)
+						assert.Equal(t, r.Status, row.Status)
+						assert.Equal(t, r.Data, row.Data)
+						if r.State == server.Done {
+							assert.WithinDuration(t, r.ExecutedAt, row.ExecutedAt, time.Millisecond)
+						}
+						assert.False(t, row.Live)
+						assert.Equal(t, c.Fingerprint, row.Fingerprint)
+						assert.Equal(t, 1, row.Attempt)
+					})
+				}
+				held = held[15:]
+				// In the middle: who is the first or the last may get a slot of his own.
+				calls = slices.Insert(calls, 20, func() {
+					row, found, err := s.Claim(ctx, rival(taken))
+					noError(t, err)
+					assert.True(t, found)
+					assert.Equal(t, taken.Owner, row.Owner)
+				}, func() {
+					ok, err := s.Complete(ctx, holdOf(rival(taken2)), result(taken2))
+					noError(t, err)
+					assert.False(t, ok, "it holds nothing")
+				})
+				if withGone {
+					calls = slices.Insert(calls, 20, func() {
+						ok, err := s.Complete(ctx, holdOf(gone), result(gone))
+						noError(t, err)
+						assert.False(t, ok, "there is no row")
+					})
+				}
+				before, rows := transactions(t, db)
+				together(t, db, calls...)
+				after, all := transactions(t, db)
+				assert.Equal(t, 40, all-rows)
+				if !withGone { // else the batch is undone
+					assert.Less(t, after-before, 30, "transactions for 40 rows")
+				}
+			}
+			_, found, err := s.Lookup(ctx, gone.ID)
+			require.NoError(t, err)
+			assert.False(t, found)
+			row, _, err := s.Lookup(ctx, taken2.ID)
+			require.NoError(t, err)
+			assert.Equal(t, server.Running, row.State)
+		})
+	}
+}
+
+// A batch whose commit fails is told to nobody as a win, through any driver.
+func TestPostgresBatchWhoseCommitFails(t *testing.T) {
+	for _, tt := range batchDrivers {
+		t.Run(tt.name, func(t *testing.T) {
+			db := open(t, tt.driver, newPostgres(t)(tt.options))
+			s := migrated(t, db, sqlstore.Postgres)
+			run(t, db, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+ IF NEW.scope = 'poison' THEN RAISE EXCEPTION 'poison'; END IF; RETURN NULL; END $$`,
+				`CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON oncemore_keys
+ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			var calls []func()
+			for i := range 40 {
+				c := newClaim()
+				if i%10 == 7 {
+					c.Scope = "poison"
+				}
+				calls = append(calls, func() {
+					row, _, err := s.Claim(t.Context(), c)
+					if c.Scope == "poison" {
+						assert.True(t, err != nil && strings.Contains(err.Error(), "poison"), "%v", err)
+						return
+					}
+					noError(t, err)
+					assert.Equal(t, c.Owner, row.Owner)
+				})
+			}
+			together(t, db, calls...)
+			_, rows := transactions(t, db)
+			assert.Equal(t, 36, rows)
+		})
+	}
+}
+
+// A transaction that has a key, for long, holds up nobody who wants another.
+func TestBatchDoesNotWaitForATransaction(t *testing.T) {
+	for _, d := range []sqlstore.Dialect{sqlstore.Postgres, sqlstore.MySQL} {
+		t.Run(d.String(), func(t *testing.T) {
+			var db *sql.DB
+			if d == sqlstore.Postgres {
+				db = open(t, "pgx", newPostgres(t)())
+			} else {
+				db = open(t, "mysql", newMariaDB(t)())
+			}
+			s := migrated(t, db, d)
+			ctx := t.Context()
+			c := newClaim()
+			tx, _, _, err := s.BeginTx(ctx, &c)
+			require.NoError(t, err)
+			var rivals sync.WaitGroup
+			for range 6 {
+				rivals.Go(func() {
+					row, found, err := s.Claim(ctx, rival(c))
+					noError(t, err)
+					assert.True(t, found)
+					assert.NotEqual(t, c.Owner, row.Owner, "it was rolled back")
+				})
+			}
+			time.Sleep(20 * time.Millisecond)
+			begin := time.Now()
+			var longest time.Duration
+			var mu sync.Mutex
+			all(t, 40, func(int) error {
+				for range 5 {
+					begin := time.Now()
+					if _, _, err := once(ctx, s, newClaim(), false); err != nil {
+						return err
+					}
+					mu.Lock()
+					longest = max(longest, time.Since(begin))
+					mu.Unlock()
+				}
+				return nil
+			})
+			t.Logf("200 keys in %v, the longest %v", time.Since(begin), longest)
+			assert.Less(t, longest, 4*time.Second, "a statement that waits for the key does so for five")
+			require.NoError(t, tx.Rollback())
+			rivals.Wait()
+		})
+	}
+}

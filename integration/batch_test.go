@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"slices"
@@ -240,4 +241,75 @@ func TestBatchDoesNotWaitForATransaction(t *testing.T) {
 			rivals.Wait()
 		})
 	}
+}
+
+// The reply to a batch is lost after the server has committed it: each call
+// asks alone, and knows its own work.
+func TestPostgresBatchWhoseReplyIsLost(t *testing.T) {
+	for _, tt := range []struct{ driver, options string }{
+		{"pgx", "default_query_exec_mode=simple_protocol"},
+		{"postgres", "binary_parameters=yes"},
+	} {
+		t.Run(tt.driver, func(t *testing.T) {
+			p := newProxy(t, servers.postgres.get(t).Addr())
+			dsn := newPostgres(t)(tt.options)
+			direct := open(t, tt.driver, dsn)
+			s := migrated(t, open(t, tt.driver, through(dsn, p.port())), sqlstore.Postgres)
+			const rounds, n = 10, 30
+			lose := "json_to_recordset"
+			for range rounds {
+				var claims, completions []func()
+				for range n {
+					c := newClaim()
+					claims = append(claims, func() {
+						row, _, err := s.Claim(t.Context(), c)
+						noError(t, err)
+						assert.Equal(t, c.Owner, row.Owner, "the claim is its own")
+					})
+					completions = append(completions, func() {
+						ok, err := s.Complete(t.Context(), holdOf(c), result(c))
+						noError(t, err)
+						assert.True(t, ok)
+					})
+				}
+				p.lose.Store(&lose)
+				together(t, direct, claims...)
+				p.lose.Store(&lose)
+				together(t, direct, completions...)
+			}
+			assert.EqualValues(t, 2*rounds, p.lost.Load(), "all were lost")
+			var rows int
+			require.NoError(t, direct.QueryRowContext(t.Context(),
+				"SELECT count(*) FROM oncemore_keys WHERE state = 2 AND generation = 1 AND attempt = 1").Scan(&rows))
+			assert.Equal(t, rounds*n, rows)
+		})
+	}
+}
+
+// Nobody stays in the queue of a server that hangs.
+func TestQueueOfAFrozenDatabaseIsLeft(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, servers.postgres.get(t).Addr())
+	s := migrated(t, open(t, "pgx", through(newPostgres(t)(), p.port())), sqlstore.Postgres)
+	p.frozen.Store(true)
+	begin := time.Now()
+	all(t, 60, func(i int) error {
+		ctx := t.Context()
+		if i%2 == 0 {
+			short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+			defer cancel()
+			ctx = short
+		}
+		_, _, err := s.Claim(ctx, newClaim())
+		if since := time.Since(begin); i%2 == 0 && since > 4*time.Second {
+			return fmt.Errorf("the caller's deadline came after %v", since)
+		}
+		return wanted(err)
+	})
+	assert.Less(t, time.Since(begin), 30*time.Second)
+	p.frozen.Store(false)
+	all(t, 60, func(int) error {
+		_, _, err := once(t.Context(), s, newClaim(), false)
+		return err
+	})
 }

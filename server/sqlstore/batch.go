@@ -18,11 +18,11 @@ import (
 //   - A call that finds a slot free goes straight through, alone, by the
 //     statements that it would have without all this, and hands its slot on.
 //   - A call that finds none waits in the queue. Whoever hands on a slot gives
-//     it to the first in the queue: that one leads. It opens a transaction, and
-//     only then takes the others that have come in the meantime. It runs the
+//     it to the first in the queue: that one leads. It waits for its connection,
+//     and only then takes the others that have come in the meantime. It runs the
 //     batch in its own goroutine, commits, tells each what became of it, and
 //     hands the slot on in its turn. So batches are as large as the database is
-//     slow, and nobody waits for a batch to fill.
+//     slow, and nobody waits for a batch to fill. Who leads nobody goes alone.
 //   - A success is told after the COMMIT has returned nil. After anything else
 //     nothing is known, and each call goes on alone: its token and generation
 //     find out what took effect.
@@ -212,8 +212,8 @@ func (b *batcher) empty() bool {
 	return len(b.queue) == 0
 }
 
-// lead runs a batch with own in it, and returns what became of own. Until the
-// transaction is open nobody else is concerned.
+// lead runs a batch with own in it, and returns what became of own. Until it
+// takes the batch nobody else is concerned.
 func (s *Store) lead(ctx context.Context, own *op) verdict {
 	if s.writer != nil {
 		if err := s.writer.lock(ctx, overstay); err != nil {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/oncemore-go/oncemore/server"
 )
@@ -29,6 +30,20 @@ var versionText = regexp.MustCompile(`oncemore schema (\d+)`)
 // DSN that lacks one of the settings of the package comment, are errors that
 // say so.
 func (s *Store) Migrate(ctx context.Context) error {
+	// Of several processes that open a new SQLite file at once one makes it
+	// WAL, and the others may be told that it is busy without any wait.
+	begin := time.Now()
+	for try := 0; ; try++ {
+		err := s.migrate(ctx)
+		again := s.d.classify(err) == locked && try < maxRetries && time.Since(begin) < patience
+		if !again || !pause(ctx, err, try) {
+			return err
+		}
+	}
+}
+
+// migrate is one try of Migrate.
+func (s *Store) migrate(ctx context.Context) error {
 	check := map[*dialect]func(context.Context) error{
 		SQLite.dialect:   s.checkSQLite,
 		Postgres.dialect: s.checkPostgres,

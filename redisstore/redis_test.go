@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -155,7 +156,8 @@ func connect(tb testing.TB, addr string) *redis.Client {
 // connectCluster is a client of a cluster, closed with the test.
 func connectCluster(tb testing.TB, addrs []string) *redis.ClusterClient {
 	tb.Helper()
-	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true})
+	// Clipped, as each client appends to the list that it is given.
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: slices.Clip(addrs), ContextTimeoutEnabled: true})
 	tb.Cleanup(func() { _ = client.Close() })
 	return client
 }

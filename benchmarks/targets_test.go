@@ -31,7 +31,7 @@ func TestAllocations(t *testing.T) {
 			}
 		}
 	}
-	for i, limit := range []float64{0, 13, 4} {
+	for i, limit := range []float64{0, 12, 4} {
 		bare, err := middlewares[i].run(500, true)
 		require.NoError(t, err)
 		got, err := middlewares[i].run(500, false)

@@ -125,6 +125,7 @@ type call struct {
 	// What most requests need once is part of them, so that they take few
 	// allocations.
 	own    flight
+	first  run
 	result stored
 	reader requestBody
 	ctx    runContext

@@ -30,7 +30,7 @@ type recorder struct {
 	state   recorderState
 	status  int // 0 until WriteHeader
 	snap    []headerLine
-	lines   [8]headerLine // room for snap
+	lines   [6]headerLine // room for snap
 	length  [1]string     // the value of Content-Length
 	before  http.Header   // what was set outside of the middleware
 	body    []byte

@@ -54,7 +54,11 @@ func (rc *runContext) Value(key any) any {
 
 // newRun prepares an execution.
 func (c *call) newRun(hold Hold, fenced bool) *run {
-	r := &run{c: c, hold: hold, attempt: c.op.attempt, fenced: fenced}
+	r := &c.first
+	if r.c != nil { // there was one already: it asked Recover
+		r = new(run)
+	}
+	r.c, r.hold, r.attempt, r.fenced = c, hold, c.op.attempt, fenced
 	r.ctx, r.cancel = context.WithCancelCause(&c.ctx)
 	r.lease.run, r.lease.renews = r, fenced
 	r.rec = recorder{

@@ -17,13 +17,29 @@ import (
 	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
-// The drivers and levels that a batch is run through.
-var batchDrivers = []struct{ name, driver, options string }{
-	{"pgx", "pgx", ""},
-	{"pgx with the simple protocol", "pgx", "default_query_exec_mode=simple_protocol"},
-	{"pgx, serializable", "pgx", "default_transaction_isolation=serializable"},
-	{"lib/pq", "postgres", ""},
-	{"lib/pq, binary, repeatable read", "postgres", "binary_parameters=yes&default_transaction_isolation=repeatable%20read"},
+// batchStores are the databases, drivers and levels that a batch is run through.
+var batchStores = []struct {
+	name, driver string
+	dialect      sqlstore.Dialect
+	options      string
+}{
+	{"pgx", "pgx", sqlstore.Postgres, ""},
+	{"pgx with the simple protocol", "pgx", sqlstore.Postgres, "default_query_exec_mode=simple_protocol"},
+	{"pgx, serializable", "pgx", sqlstore.Postgres, "default_transaction_isolation=serializable"},
+	{"lib/pq", "postgres", sqlstore.Postgres, ""},
+	{"lib/pq, binary, repeatable read", "postgres", sqlstore.Postgres, "binary_parameters=yes&default_transaction_isolation=repeatable%20read"},
+	{"MariaDB", "mysql", sqlstore.MySQL, ""},
+	{"MariaDB, interpolated, found rows, read committed", "mysql", sqlstore.MySQL, "interpolateParams=true&clientFoundRows=true&tx_isolation=%27READ-COMMITTED%27"},
+	{"MariaDB, latin1, serializable", "mysql", sqlstore.MySQL, "charset=latin1&tx_isolation=%27SERIALIZABLE%27"},
+}
+
+// newDatabase is a DSN of a database of its own.
+func newDatabase(tb testing.TB, d sqlstore.Dialect, options string) string {
+	tb.Helper()
+	if d == sqlstore.Postgres {
+		return newPostgres(tb)(options)
+	}
+	return newMariaDB(tb)(options)
 }
 
 // noError is for goroutines that are not the test's own.
@@ -36,37 +52,50 @@ func noError(tb testing.TB, err error) {
 
 // together runs the calls while the table is locked, until both slots are taken
 // by calls that wait for it and the others have had the time to queue.
-func together(t *testing.T, db *sql.DB, calls ...func()) {
+func together(t *testing.T, db *sql.DB, d sqlstore.Dialect, calls ...func()) {
 	t.Helper()
-	lock, err := db.BeginTx(t.Context(), nil)
+	lock, unlock := "LOCK TABLE oncemore_keys IN SHARE ROW EXCLUSIVE MODE", "COMMIT"
+	if d == sqlstore.MySQL {
+		lock, unlock = "LOCK TABLES oncemore_keys READ", "UNLOCK TABLES"
+	}
+	conn, err := db.Conn(t.Context())
 	require.NoError(t, err)
-	defer func() { _ = lock.Rollback() }()
-	_, err = lock.ExecContext(t.Context(), "LOCK TABLE oncemore_keys IN SHARE ROW EXCLUSIVE MODE")
-	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	exec := func(text string) {
+		_, err := conn.ExecContext(t.Context(), text)
+		require.NoError(t, err)
+	}
+	exec("BEGIN")
+	exec(lock)
 	var wg sync.WaitGroup
 	for _, call := range calls {
 		wg.Go(call)
 	}
 	time.Sleep(30 * time.Millisecond)
-	require.NoError(t, lock.Rollback())
+	exec(unlock)
+	exec("COMMIT")
 	wg.Wait()
 }
 
-// transactions is how many of them wrote the rows that are there.
-func transactions(t *testing.T, db *sql.DB) (n, rows int) {
+// commits is how many of them wrote the rows that are there. MariaDB shows only
+// when a row was created, which is one instant for all of a statement.
+func commits(t *testing.T, db *sql.DB, d sqlstore.Dialect) (n, rows int) {
 	t.Helper()
+	by := map[sqlstore.Dialect]string{sqlstore.Postgres: "xmin::text", sqlstore.MySQL: "created_at"}[d]
 	require.NoError(t, db.QueryRowContext(t.Context(),
-		"SELECT count(DISTINCT xmin::text), count(*) FROM oncemore_keys").Scan(&n, &rows))
+		"SELECT count(DISTINCT "+by+"), count(*) FROM oncemore_keys").Scan(&n, &rows))
 	return n, rows
 }
 
+var placeholder = map[sqlstore.Dialect]string{sqlstore.Postgres: "$1", sqlstore.MySQL: "?"}
+
 // Claims and completions of one batch: new, found, completed, not held, without
 // a row. Each gets what it would get alone.
-func TestPostgresBatchAnswersEach(t *testing.T) {
-	for _, tt := range batchDrivers {
+func TestBatchAnswersEach(t *testing.T) {
+	for _, tt := range batchStores {
 		t.Run(tt.name, func(t *testing.T) {
-			db := open(t, tt.driver, newPostgres(t)(tt.options))
-			s := migrated(t, db, sqlstore.Postgres)
+			db := open(t, tt.driver, newDatabase(t, tt.dialect, tt.options))
+			s := migrated(t, db, tt.dialect)
 			ctx := t.Context()
 			held := make([]server.Claim, 30)
 			for i := range held {
@@ -98,7 +127,7 @@ func TestPostgresBatchAnswersEach(t *testing.T) {
 						assert.True(t, row.Live)
 						assert.WithinDuration(t, row.CreatedAt.Add(c.TTL), row.ExpiresAt, time.Second)
 						var scope, route string
-						noError(t, db.QueryRowContext(ctx, "SELECT scope, route FROM oncemore_keys WHERE id = $1", c.ID[:]).Scan(&scope, &route))
+						noError(t, db.QueryRowContext(ctx, "SELECT scope, route FROM oncemore_keys WHERE id = "+placeholder[tt.dialect], c.ID[:]).Scan(&scope, &route))
 						assert.Equal(t, c.Scope, scope)
 						assert.Equal(t, "POST /??", route)
 					})
@@ -144,9 +173,9 @@ func TestPostgresBatchAnswersEach(t *testing.T) {
 						assert.False(t, ok, "there is no row")
 					})
 				}
-				before, rows := transactions(t, db)
-				together(t, db, calls...)
-				after, all := transactions(t, db)
+				before, rows := commits(t, db, tt.dialect)
+				together(t, db, tt.dialect, calls...)
+				after, all := commits(t, db, tt.dialect)
 				assert.Equal(t, 40, all-rows)
 				if !withGone { // else the batch is undone
 					assert.Less(t, after-before, 30, "transactions for 40 rows")
@@ -163,15 +192,20 @@ func TestPostgresBatchAnswersEach(t *testing.T) {
 }
 
 // A batch whose commit fails is told to nobody as a win, through any driver.
-func TestPostgresBatchWhoseCommitFails(t *testing.T) {
-	for _, tt := range batchDrivers {
+func TestBatchWhoseCommitFails(t *testing.T) {
+	for _, tt := range batchStores {
 		t.Run(tt.name, func(t *testing.T) {
-			db := open(t, tt.driver, newPostgres(t)(tt.options))
-			s := migrated(t, db, sqlstore.Postgres)
-			run(t, db, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			db := open(t, tt.driver, newDatabase(t, tt.dialect, tt.options))
+			s := migrated(t, db, tt.dialect)
+			if tt.dialect == sqlstore.MySQL {
+				run(t, db, `CREATE TRIGGER refuse AFTER INSERT ON oncemore_keys FOR EACH ROW
+ IF NEW.scope = 'poison' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'poison'; END IF`)
+			} else {
+				run(t, db, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
  IF NEW.scope = 'poison' THEN RAISE EXCEPTION 'poison'; END IF; RETURN NULL; END $$`,
-				`CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON oncemore_keys
+					`CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON oncemore_keys
  DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			}
 			var calls []func()
 			for i := range 40 {
 				c := newClaim()
@@ -188,8 +222,8 @@ func TestPostgresBatchWhoseCommitFails(t *testing.T) {
 					assert.Equal(t, c.Owner, row.Owner)
 				})
 			}
-			together(t, db, calls...)
-			_, rows := transactions(t, db)
+			together(t, db, tt.dialect, calls...)
+			_, rows := commits(t, db, tt.dialect)
 			assert.Equal(t, 36, rows)
 		})
 	}
@@ -199,12 +233,7 @@ func TestPostgresBatchWhoseCommitFails(t *testing.T) {
 func TestBatchDoesNotWaitForATransaction(t *testing.T) {
 	for _, d := range []sqlstore.Dialect{sqlstore.Postgres, sqlstore.MySQL} {
 		t.Run(d.String(), func(t *testing.T) {
-			var db *sql.DB
-			if d == sqlstore.Postgres {
-				db = open(t, "pgx", newPostgres(t)())
-			} else {
-				db = open(t, "mysql", newMariaDB(t)())
-			}
+			db := open(t, map[sqlstore.Dialect]string{sqlstore.Postgres: "pgx", sqlstore.MySQL: "mysql"}[d], newDatabase(t, d, ""))
 			s := migrated(t, db, d)
 			ctx := t.Context()
 			c := newClaim()
@@ -245,18 +274,22 @@ func TestBatchDoesNotWaitForATransaction(t *testing.T) {
 
 // The reply to a batch is lost after the server has committed it: each call
 // asks alone, and knows its own work.
-func TestPostgresBatchWhoseReplyIsLost(t *testing.T) {
-	for _, tt := range []struct{ driver, options string }{
-		{"pgx", "default_query_exec_mode=simple_protocol"},
-		{"postgres", "binary_parameters=yes"},
+func TestBatchWhoseReplyIsLost(t *testing.T) {
+	for _, tt := range []struct {
+		driver, options, claims, completions string
+		dialect                              sqlstore.Dialect
+		shared                               *shared
+	}{
+		{"pgx", "default_query_exec_mode=simple_protocol", "json_to_recordset", "json_to_recordset", sqlstore.Postgres, &servers.postgres},
+		{"postgres", "binary_parameters=yes", "json_to_recordset", "json_to_recordset", sqlstore.Postgres, &servers.postgres},
+		{"mysql", "interpolateParams=true", "FOR */ INSERT", "FOR */ UPDATE", sqlstore.MySQL, &servers.mariadb},
 	} {
 		t.Run(tt.driver, func(t *testing.T) {
-			p := newProxy(t, servers.postgres.get(t).Addr())
-			dsn := newPostgres(t)(tt.options)
+			p := newProxy(t, tt.shared.get(t).Addr())
+			dsn := newDatabase(t, tt.dialect, tt.options)
 			direct := open(t, tt.driver, dsn)
-			s := migrated(t, open(t, tt.driver, through(dsn, p.port())), sqlstore.Postgres)
+			s := migrated(t, open(t, tt.driver, through(dsn, p.port())), tt.dialect)
 			const rounds, n = 10, 30
-			lose := "json_to_recordset"
 			for range rounds {
 				var claims, completions []func()
 				for range n {
@@ -272,10 +305,10 @@ func TestPostgresBatchWhoseReplyIsLost(t *testing.T) {
 						assert.True(t, ok)
 					})
 				}
-				p.lose.Store(&lose)
-				together(t, direct, claims...)
-				p.lose.Store(&lose)
-				together(t, direct, completions...)
+				p.lose.Store(&tt.claims)
+				together(t, direct, tt.dialect, claims...)
+				p.lose.Store(&tt.completions)
+				together(t, direct, tt.dialect, completions...)
 			}
 			assert.EqualValues(t, 2*rounds, p.lost.Load(), "all were lost")
 			var rows int

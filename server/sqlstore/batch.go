@@ -28,15 +28,19 @@ import (
 //     find out what took effect.
 //
 // Transactions of WrapTx don't come here. Where one has a key that a batch
-// wants, the batch gives up after batchWait, and only the call that wants that
-// key waits on.
+// wants, the batch gives up after batchWait (on MariaDB a second, on MySQL its
+// deadline), and only the call that wants that key waits on.
 const (
 	// maxBatch bounds a transaction, and what fails with it.
 	maxBatch = 128
 	// maxShared is the largest result, in bytes, that shares a transaction:
 	// where writing the data is most of the work there is nothing to gain.
 	maxShared = 16 << 10
-	// batchWait bounds how long a batch waits for a lock.
+	// maxTogether bounds the results of a batch in bytes: where they are all in
+	// one statement, it is smaller than any max_allowed_packet in use.
+	maxTogether = 256 << 10
+	// batchWait bounds how long a batch waits for a lock, where the database can
+	// be told in less than seconds.
 	batchWait = 100 * time.Millisecond
 	// overstay is how long a slot is one's own. Then it is handed on, so that
 	// those who wait for a lock or a connection hold up nobody else.
@@ -120,7 +124,7 @@ func (b *batcher) enter(o *op) *slot {
 	o.told = make(chan verdict, 1) // it is told once
 	if o.result != nil {
 		// The batch may have it for longer than the caller waits.
-		o.result[dataArg] = slices.Clone(o.result[dataArg].([]byte)) //nolint:errcheck,forcetypeassert // see resultArgs
+		o.result[dataArg] = slices.Clone(o.data())
 	}
 	b.queue = append(b.queue, o)
 	return nil
@@ -150,12 +154,12 @@ func (b *batcher) withdraw(o *op) bool {
 func (b *batcher) take(own *op) []*op {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	batch, ids := []*op{own}, map[server.ID]bool{own.id: true}
+	batch, ids, size := []*op{own}, map[server.ID]bool{own.id: true}, len(own.data())
 	b.queue = slices.DeleteFunc(b.queue, func(o *op) bool {
-		if len(batch) == maxBatch || ids[o.id] {
+		if len(batch) == maxBatch || ids[o.id] || size+len(o.data()) > maxTogether {
 			return false
 		}
-		batch, ids[o.id] = append(batch, o), true
+		batch, ids[o.id], size = append(batch, o), true, size+len(o.data())
 		return true
 	})
 	slices.SortFunc(batch, func(x, y *op) int { return bytes.Compare(x.id[:], y.id[:]) })
@@ -278,6 +282,14 @@ func (s *Store) runIn(ctx context.Context, q querier, o *op) (verdict, error) {
 		return settled, err
 	}
 	return alone, err
+}
+
+// data is the result's, nil for a claim.
+func (o *op) data() []byte {
+	if o.result == nil {
+		return nil
+	}
+	return o.result[dataArg].([]byte) //nolint:errcheck,forcetypeassert // see resultArgs
 }
 
 // completeArgs are the arguments of statements.complete.

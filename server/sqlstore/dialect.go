@@ -125,6 +125,8 @@ type statements struct {
 	version                  string
 
 	many string // where runBatch is runMany
+
+	claims, completions, owners rows // where it is runRows
 }
 
 const (
@@ -198,6 +200,7 @@ func newDialect(build func(*dialect)) *dialect {
 	for _, text := range []*string{
 		&q.lookup, &q.insert, &q.replace, &q.insertTx, &q.replaceTx, &q.claimOrRead, &q.lapseOrRead,
 		&q.takeover, &q.ask, &q.renew, &q.complete, &q.release, &q.settle, &q.forget, &q.purge, &q.unsettled, &q.many,
+		&q.claims.first, &q.claims.row, &q.completions.last,
 	} {
 		*text = spell.Replace(spell.Replace(*text)) // twice: {batch} has {stable} in it
 		if d.numbered {

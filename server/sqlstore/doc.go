@@ -24,11 +24,12 @@
 // last commits, of records as of anything else.
 //
 // Claims and completions that a process makes at the same time share a
-// transaction, on SQLite and PostgreSQL: up to 128 of them, and never one of
-// WrapTx. Whoever finds the store idle goes straight through, alone; nobody waits
-// for company. A success is told after the commit, and if the transaction fails
-// each goes on by itself. One that has to wait for somebody else's lock is given
-// up after 100 ms, so that one key that is held does not hold up the others.
+// transaction: up to 128 of them, and never one of WrapTx. Whoever finds the
+// store idle goes straight through, alone; nobody waits for company. A success is
+// told after the commit, and if the transaction fails each goes on by itself. One
+// that has to wait for somebody else's lock is given up after 100 ms (on MariaDB
+// a second, on MySQL five), so that one key that is held does not hold up the
+// others.
 // Whoever leaves while it is under way waits for its end, for a quarter of a
 // second at most.
 //

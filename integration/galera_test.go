@@ -95,7 +95,7 @@ func TestGalera(t *testing.T) {
 			var winners atomic.Int32
 			all(t, 8, func(i int) error {
 				ok, err := nodes[i%2].Takeover(t.Context(), server.Takeover{
-					ID: c.ID, Owner: rival(c).Owner, Generation: 1, Lease: time.Minute,
+					ID: c.ID, Owner: rival(c).Owner, From: c.Owner, Generation: 1, Lease: time.Minute,
 				})
 				if ok {
 					winners.Add(1)

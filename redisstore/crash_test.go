@@ -205,7 +205,7 @@ func TestLostReply(t *testing.T) {
 		ok, err := s.Renew(lossy(), holdOf(c), time.Millisecond)
 		yes(t, ok, err)
 		require.NoError(t, wait(ctx, 2*time.Millisecond))
-		next := server.Takeover{ID: c.ID, Owner: rival(c).Owner, Generation: 1, Lease: time.Minute}
+		next := server.Takeover{ID: c.ID, Owner: rival(c).Owner, From: c.Owner, Generation: 1, Lease: time.Minute}
 		ok, err = s.Takeover(lossy(), next)
 		yes(t, ok, err)
 		ok, err = s.Complete(lossy(), server.Hold{ID: c.ID, Owner: next.Owner, Generation: 2}, result(c))

@@ -92,7 +92,7 @@ func (s *Store) Lookup(ctx context.Context, id server.ID) (server.Row, bool, err
 
 // Takeover implements [server.Store].
 func (s *Store) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
-	return s.change(ctx, takeoverScript, t.ID, 0, t.Owner[:], t.Generation, t.Generation+1, micros(t.Lease), t.Ask)
+	return s.change(ctx, takeoverScript, t.ID, 0, t.Owner[:], t.Generation, t.Generation+1, micros(t.Lease), t.Ask, t.From[:])
 }
 
 // Renew implements [server.Store].

@@ -190,7 +190,7 @@ func TestOnlyWhatIsDoneEnds(t *testing.T) {
 	assert.Equal(t, never, left(c.ID), "running")
 	require.NoError(t, wait(ctx, 5*time.Millisecond))
 	taken := server.Hold{ID: c.ID, Owner: rival(c).Owner, Generation: 2}
-	ok, err := s.Takeover(ctx, server.Takeover{ID: c.ID, Owner: taken.Owner, Generation: 1, Lease: time.Minute})
+	ok, err := s.Takeover(ctx, server.Takeover{ID: c.ID, Owner: taken.Owner, From: c.Owner, Generation: 1, Lease: time.Minute})
 	yes(t, ok, err)
 	assert.Equal(t, never, left(c.ID), "taken over")
 	ok, err = s.Complete(ctx, taken, unknown)

@@ -227,7 +227,7 @@ func TestB141_AnExpiredLeaseCanBeTakenOnEveryStore(t *testing.T) {
 			_, found, err := store.Claim(t.Context(), claim)
 			require.NoError(t, err)
 			require.True(t, found)
-			take := server.Takeover{ID: id, Owner: server.Token{2}, Generation: 1, Lease: 10 * time.Millisecond}
+			take := server.Takeover{ID: id, Owner: server.Token{2}, From: server.Token{1}, Generation: 1, Lease: 10 * time.Millisecond}
 			ok, err := store.Takeover(t.Context(), take)
 			require.NoError(t, err)
 			assert.False(t, ok, "the lease is live")
@@ -250,7 +250,7 @@ func TestB264_ReleaseChecksTheOwner(t *testing.T) {
 			_, _, err := store.Claim(ctx, claim)
 			require.NoError(t, err)
 			time.Sleep(80 * time.Millisecond)
-			ok, err := store.Takeover(ctx, server.Takeover{ID: claim.ID, Owner: server.Token{2}, Generation: 1, Lease: time.Minute})
+			ok, err := store.Takeover(ctx, server.Takeover{ID: claim.ID, Owner: server.Token{2}, From: server.Token{1}, Generation: 1, Lease: time.Minute})
 			require.NoError(t, err)
 			require.True(t, ok)
 			ok, err = store.Release(ctx, server.Hold{ID: claim.ID, Owner: server.Token{1}, Generation: 1})

@@ -56,7 +56,7 @@ func (c *call) takeOver(row *Row) bool {
 		return true
 	}
 	asked := time.Now()
-	hold, ok, err := c.takeRow(row.Generation, ask)
+	hold, ok, err := c.takeRow(Hold{Owner: row.Owner, Generation: row.Generation}, ask)
 	switch {
 	case err != nil:
 		c.storeFailed(err)
@@ -75,11 +75,14 @@ func (c *call) takeOver(row *Row) bool {
 	return true
 }
 
-// takeRow asks for a row of that generation.
-func (c *call) takeRow(generation int64, ask bool) (Hold, bool, error) {
-	t := Takeover{ID: c.op.id, Owner: c.owner, Generation: generation, Lease: c.m.cfg.Lease, Ask: ask}
+// takeRow asks for the row of this operation, as it was read.
+func (c *call) takeRow(from Hold, ask bool) (Hold, bool, error) {
+	t := Takeover{
+		ID: c.op.id, Owner: c.owner, Lease: c.m.cfg.Lease, Ask: ask,
+		From: from.Owner, Generation: from.Generation,
+	}
 	ok, err := c.m.store.Takeover(c.detached(), t)
-	return Hold{ID: c.op.id, Owner: c.owner, Generation: generation + 1}, ok, err
+	return Hold{ID: c.op.id, Owner: c.owner, Generation: from.Generation + 1}, ok, err
 }
 
 // undecided bounds how long also those are kept who do not wait, until it is

@@ -117,7 +117,7 @@ func (r *run) leaveUnknown(out outcome) {
 // runAgain makes the hold of one that asked into that of a new run.
 func (c *call) runAgain(hold Hold) bool {
 	asked := time.Now()
-	hold, ok, err := c.takeRow(hold.Generation, false)
+	hold, ok, err := c.takeRow(hold, false)
 	switch {
 	case err != nil:
 		c.storeFailed(err)

@@ -90,7 +90,7 @@ func (m *Middleware) settle(ctx context.Context, id ID, row *Row, res Result) (b
 	}
 	hold := Hold{ID: id, Generation: row.Generation + 1}
 	_, _ = rand.Read(hold.Owner[:]) // never fails
-	t := Takeover{ID: id, Owner: hold.Owner, Generation: row.Generation, Lease: m.cfg.Lease, Ask: true}
+	t := Takeover{ID: id, Owner: hold.Owner, From: row.Owner, Generation: row.Generation, Lease: m.cfg.Lease, Ask: true}
 	if ok, err := m.store.Takeover(ctx, t); err != nil || !ok {
 		return false, err
 	}

@@ -45,7 +45,8 @@ type Claim struct {
 type Takeover struct {
 	ID         ID
 	Owner      Token // of the one who takes over
-	Generation int64 // that was read; another one there means that somebody was quicker
+	From       Token // that was read as the row's owner; another one there means
+	Generation int64 // that somebody was quicker, as another generation does
 	Lease      time.Duration
 	// Ask keeps state and attempt as they are: the row is held while the
 	// application is asked what became of the run. Otherwise the row is made
@@ -108,9 +109,10 @@ type Store interface {
 	// Attempt only.
 	Claim(ctx context.Context, c Claim) (row Row, found bool, err error)
 
-	// Takeover gives the row to t.Owner if its generation is still
-	// t.Generation, it is Running or Unknown, and its lease has ended or is
-	// t.Owner's own. Without Ask a row that is Unknown must be t.Owner's own: it
+	// Takeover gives the row to t.Owner if it is still t.From's, its generation
+	// is still t.Generation, it is Running or Unknown, and its lease has ended or
+	// is t.Owner's own. (Both: a row that was released and claimed anew has the
+	// first generation again, and another owner.) Without Ask a row that is Unknown must be t.Owner's own: it
 	// may have become so since it was read, and only who has asked about it may
 	// run it again. The generation grows by one, and t.Owner has a new lease.
 	// Sent again after a lost reply it finds its own row, and is true.

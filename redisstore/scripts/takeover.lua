@@ -1,4 +1,4 @@
--- ARGV: owner, generation that was read, the next one, lease, ask.
+-- ARGV: owner, generation that was read, the next one, lease, ask, owner that was read.
 local g = guard()
 if not g.state or g.state == DONE then
 	return 0
@@ -6,7 +6,7 @@ end
 if g.owner == ARGV[1] and g.generation == ARGV[3] then -- sent again
 	return (ARGV[5] == '1' or g.state == RUNNING) and 1 or 0
 end
-if g.generation ~= ARGV[2] then
+if g.generation ~= ARGV[2] or g.owner ~= ARGV[6] then
 	return 0
 end
 if g.owner ~= ARGV[1] and (g.live or (ARGV[5] ~= '1' and g.state ~= RUNNING)) then

@@ -164,9 +164,9 @@ var common = statements{
 
 	takeover: `UPDATE oncemore_keys SET owner = ?, generation = generation + 1, lease_until = {after},
  attempt = attempt + 1, state = 1, status = 0
- WHERE id = ? AND generation = ? AND state <> 2 AND (owner = ? OR (state = 1 AND lease_until <= {now}))`,
+ WHERE id = ? AND owner = ? AND generation = ? AND state <> 2 AND (owner = ? OR (state = 1 AND lease_until <= {now}))`,
 	ask: `UPDATE oncemore_keys SET owner = ?, generation = generation + 1, lease_until = {after}
- WHERE id = ? AND generation = ? AND state <> 2 AND (owner = ? OR lease_until <= {now})`,
+ WHERE id = ? AND owner = ? AND generation = ? AND state <> 2 AND (owner = ? OR lease_until <= {now})`,
 	renew: `UPDATE oncemore_keys SET lease_until = {after}
  WHERE id = ? AND owner = ? AND generation = ? AND state <> 2 AND lease_until > {never}`,
 	complete: `UPDATE oncemore_keys SET state = ?, status = ?, data = ?, executed_at = {at}, lease_until = {never}

@@ -64,7 +64,7 @@ var calls = []struct {
 		return found && row.Generation == 1 && row.State == server.Running
 	}},
 	{"takeover", time.Millisecond, "UPDATE", func(ctx context.Context, s *sqlstore.Store, c server.Claim) (bool, error) {
-		return s.Takeover(ctx, server.Takeover{ID: c.ID, Owner: server.Token{1}, Generation: 1, Lease: time.Minute})
+		return s.Takeover(ctx, server.Takeover{ID: c.ID, Owner: server.Token{1}, From: c.Owner, Generation: 1, Lease: time.Minute})
 	}, func(row server.Row, _ bool) bool { return row.Generation == 2 && row.Attempt == 2 && row.Live }},
 	{"renew", time.Minute, "UPDATE", func(ctx context.Context, s *sqlstore.Store, c server.Claim) (bool, error) {
 		return s.Renew(ctx, holdOf(c), time.Minute)

@@ -131,7 +131,7 @@ func TestKilledProcessIsTakenOver(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, found)
 	assert.NotEqual(t, c.Owner, row.Owner, "it is the dead one's")
-	takeover := server.Takeover{ID: c.ID, Owner: c.Owner, Generation: row.Generation, Lease: time.Minute}
+	takeover := server.Takeover{ID: c.ID, Owner: c.Owner, From: row.Owner, Generation: row.Generation, Lease: time.Minute}
 	require.Eventually(t, func() bool {
 		ok, err := s.Takeover(t.Context(), takeover)
 		require.NoError(t, err)

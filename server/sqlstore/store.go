@@ -175,7 +175,7 @@ func (s *Store) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
 	return s.change(ctx, "takeover", writes, t.ID, func(r *record) bool {
 		return r != nil && r.Owner == t.Owner && r.Generation == t.Generation+1 &&
 			r.State != server.Done && (t.Ask || r.State == server.Running)
-	}, text, t.Owner[:], micros(t.Lease), t.ID[:], t.Generation, t.Owner[:])
+	}, text, t.Owner[:], micros(t.Lease), t.ID[:], t.From[:], t.Generation, t.Owner[:])
 }
 
 // Renew implements [server.Store].

@@ -152,7 +152,7 @@ var lapseSpecs = []spec{
 	{"lapse/an unknown row is replaced, also while it is asked about", func(f *fixture) {
 		c := brief()
 		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))
-		ask := takeover(c.ID)
+		ask := takeover(holdOf(c))
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		f.replaced(c)

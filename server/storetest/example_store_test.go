@@ -120,7 +120,7 @@ func (s *ownStore) Takeover(ctx context.Context, t server.Takeover) (ok bool, er
 		case rec.Owner == t.Owner && rec.Generation == t.Generation+1: // sent again
 			ok = t.Ask || rec.State == server.Running
 		case rec.Owner != t.Owner && !t.Ask && rec.State != server.Running: // it is to be asked about first
-		case rec.Generation == t.Generation && (rec.Owner == t.Owner || !rec.live(now)):
+		case rec.Owner == t.From && rec.Generation == t.Generation && (rec.Owner == t.Owner || !rec.live(now)):
 			ok = true
 			rec.Owner, rec.Lease = t.Owner, now.Add(t.Lease)
 			rec.Generation++

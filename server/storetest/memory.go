@@ -84,7 +84,7 @@ func (m *Memory) Takeover(ctx context.Context, t server.Takeover) (bool, error) 
 			return false
 		case row.Owner == t.Owner && row.Generation == t.Generation+1:
 			return t.Ask || row.State == server.Running // sent again
-		case row.Generation != t.Generation:
+		case row.Generation != t.Generation || row.Owner != t.From:
 			return false
 		case row.Owner != t.Owner && (rec.live(now) || !t.Ask && row.State != server.Running):
 			return false

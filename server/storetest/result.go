@@ -100,7 +100,7 @@ var settleSpecs = []spec{
 	{"settle/a row that is being asked about gets its result", func(f *fixture) {
 		h := f.win(newClaim())
 		f.yes(f.store.Complete(f.Context(), h, unknown()))
-		ask := takeover(h.ID)
+		ask := takeover(h)
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		f.yes(f.store.Settle(f.Context(), h.ID, 2, done("settled")))
@@ -156,7 +156,7 @@ var settleSpecs = []spec{
 		f.same(before, h.ID)
 
 		f.yes(f.store.Complete(f.Context(), h, unknown()))
-		ask := takeover(h.ID)
+		ask := takeover(h)
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		before = f.row(h.ID)

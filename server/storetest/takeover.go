@@ -7,9 +7,9 @@ import (
 	"github.com/oncemore-go/oncemore/server"
 )
 
-// takeover is the wish of somebody new for the first run's row.
-func takeover(id server.ID) server.Takeover {
-	return server.Takeover{ID: id, Owner: newToken(), Generation: 1, Lease: time.Minute}
+// takeover is the wish of somebody new for a row that somebody has, or had.
+func takeover(h server.Hold) server.Takeover {
+	return server.Takeover{ID: h.ID, Owner: newToken(), From: h.Owner, Generation: h.Generation, Lease: time.Minute}
 }
 
 // taken is the hold that a takeover gives.
@@ -22,15 +22,15 @@ var takeoverSpecs = []spec{
 		c := newClaim()
 		f.win(c)
 		before := f.row(c.ID)
-		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
-		ask := takeover(c.ID)
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
+		ask := takeover(holdOf(c))
 		ask.Ask = true
 		f.no(f.store.Takeover(f.Context(), ask))
 		f.same(before, c.ID)
 	}},
 	{"takeover/an ended lease can be taken", func(f *fixture) {
 		c := f.dead()
-		t := takeover(c.ID)
+		t := takeover(holdOf(c))
 		f.yes(f.store.Takeover(f.Context(), t))
 		row := f.stands(c.ID, server.Running, 2, 2)
 		if row.Owner != t.Owner || row.Origin != c.Owner || !row.Live || row.Fingerprint != c.Fingerprint {
@@ -43,7 +43,7 @@ var takeoverSpecs = []spec{
 		c := f.dead()
 		var winners atomic.Int32
 		race(32, func(int) {
-			ok, err := f.store.Takeover(f.Context(), takeover(c.ID))
+			ok, err := f.store.Takeover(f.Context(), takeover(holdOf(c)))
 			if err != nil {
 				f.Error(err)
 			}
@@ -58,49 +58,65 @@ var takeoverSpecs = []spec{
 	}},
 	{"takeover/sent again it finds its own row", func(f *fixture) {
 		c := f.dead()
-		t := takeover(c.ID)
+		t := takeover(holdOf(c))
 		f.yes(f.store.Takeover(f.Context(), t))
 		f.yes(f.store.Takeover(f.Context(), t))
 		f.stands(c.ID, server.Running, 2, 2)
 	}},
 	{"takeover/an older generation gets nothing", func(f *fixture) {
 		c := f.dead()
-		t := takeover(c.ID)
+		t := takeover(holdOf(c))
 		t.Lease = time.Millisecond
 		f.yes(f.store.Takeover(f.Context(), t))
 		f.until("the second lease has ended", func() bool { return !f.row(c.ID).Live })
-		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
-		third := takeover(c.ID)
-		third.Generation = 2
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
+		third := takeover(taken(t))
 		f.yes(f.store.Takeover(f.Context(), third))
 		f.stands(c.ID, server.Running, 3, 3)
 	}},
+	// Who slept between reading an abandoned row and asking for it must not get a
+	// later life of the key.
+	{"takeover/a later life of the row is another one", func(f *fixture) {
+		c := f.dead()
+		f.yes(f.store.Release(f.Context(), holdOf(c)))
+		next := rival(c)
+		next.Lease = time.Millisecond
+		f.win(next)
+		f.until("its lease has ended", func() bool { return !f.row(c.ID).Live })
+		before := f.row(c.ID)
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
+		ask := takeover(holdOf(c))
+		ask.Ask = true
+		f.no(f.store.Takeover(f.Context(), ask))
+		f.same(before, c.ID)
+		f.yes(f.store.Takeover(f.Context(), takeover(holdOf(next))))
+	}},
 	{"takeover/a done row and a missing one are not taken", func(f *fixture) {
 		c := newClaim()
-		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
 		f.absent(c.ID)
 		f.yes(f.store.Complete(f.Context(), f.win(c), done("result")))
 		before := f.row(c.ID)
-		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
-		own := takeover(c.ID)
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
+		own := takeover(holdOf(c))
 		own.Owner = c.Owner
 		f.no(f.store.Takeover(f.Context(), own))
 		f.same(before, c.ID)
 	}},
 	{"takeover/asking keeps state and attempt", func(f *fixture) {
 		c := f.dead()
-		ask := takeover(c.ID)
+		ask := takeover(holdOf(c))
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		f.yes(f.store.Takeover(f.Context(), ask))
 		if row := f.stands(c.ID, server.Running, 2, 1); !row.Live || row.Owner != ask.Owner {
 			f.Errorf("whoever asks holds the row: %s", show(row))
 		}
-		other := takeover(c.ID)
-		other.Generation = 2
+		other := takeover(taken(ask))
 		f.no(f.store.Takeover(f.Context(), other))
 
-		runs := server.Takeover{ID: c.ID, Owner: ask.Owner, Generation: 2, Lease: time.Minute}
+		runs := takeover(taken(ask))
+		runs.Owner = ask.Owner
 		f.yes(f.store.Takeover(f.Context(), runs))
 		f.stands(c.ID, server.Running, 3, 2)
 		f.no(f.store.Complete(f.Context(), taken(ask), done("of the one who asked")))
@@ -109,18 +125,18 @@ var takeoverSpecs = []spec{
 	{"takeover/an unknown outcome is asked about, and run again", func(f *fixture) {
 		c := newClaim()
 		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))
-		ask := takeover(c.ID)
+		ask := takeover(holdOf(c))
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		if row := f.stands(c.ID, server.Unknown, 2, 1); !row.Live {
 			f.Errorf("whoever asks holds the row: %s", show(row))
 		}
-		other := takeover(c.ID)
-		other.Generation = 2
+		other := takeover(taken(ask))
 		f.no(f.store.Takeover(f.Context(), other))
 		f.yes(f.store.Renew(f.Context(), taken(ask), time.Minute))
 
-		runs := server.Takeover{ID: c.ID, Owner: ask.Owner, Generation: 2, Lease: time.Minute}
+		runs := takeover(taken(ask))
+		runs.Owner = ask.Owner
 		f.yes(f.store.Takeover(f.Context(), runs))
 		f.stands(c.ID, server.Running, 3, 2)
 		f.yes(f.store.Release(f.Context(), taken(runs)))
@@ -132,13 +148,13 @@ var takeoverSpecs = []spec{
 		c := f.dead()
 		f.yes(f.store.Complete(f.Context(), holdOf(c), unknown()))
 		before := f.row(c.ID)
-		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
 		f.same(before, c.ID)
 	}},
 	{"takeover/an unknown outcome is asked about, and settled", func(f *fixture) {
 		c := newClaim()
 		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))
-		ask := takeover(c.ID)
+		ask := takeover(holdOf(c))
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		f.yes(f.store.Complete(f.Context(), taken(ask), done("it had been done")))
@@ -147,19 +163,19 @@ var takeoverSpecs = []spec{
 	{"takeover/an unknown outcome can stay unknown", func(f *fixture) {
 		c := newClaim()
 		f.yes(f.store.Complete(f.Context(), f.win(c), unknown()))
-		ask := takeover(c.ID)
+		ask := takeover(holdOf(c))
 		ask.Ask = true
 		f.yes(f.store.Takeover(f.Context(), ask))
 		f.yes(f.store.Complete(f.Context(), taken(ask), unknown()))
 		f.stands(c.ID, server.Unknown, 2, 1)
-		again := takeover(c.ID)
-		again.Generation, again.Ask = 2, true
+		again := takeover(taken(ask))
+		again.Ask = true
 		f.yes(f.store.Takeover(f.Context(), again))
 	}},
 
 	{"fence/who was taken over changes nothing", func(f *fixture) {
 		c := f.dead()
-		t := takeover(c.ID)
+		t := takeover(holdOf(c))
 		f.yes(f.store.Takeover(f.Context(), t))
 		before := f.row(c.ID)
 		f.stale(holdOf(c))
@@ -200,7 +216,7 @@ var takeoverSpecs = []spec{
 		if row := f.stands(c.ID, server.Running, 1, 1); !row.Live {
 			f.Errorf("the lease was renewed: %s", show(row))
 		}
-		f.no(f.store.Takeover(f.Context(), takeover(c.ID)))
+		f.no(f.store.Takeover(f.Context(), takeover(holdOf(c))))
 	}},
 	{"renew/as often as one likes", func(f *fixture) {
 		h := f.win(newClaim())
@@ -212,7 +228,7 @@ var takeoverSpecs = []spec{
 		h := f.win(newClaim())
 		f.yes(f.store.Renew(f.Context(), h, time.Millisecond))
 		f.until("the lease has ended", func() bool { return !f.row(h.ID).Live })
-		f.yes(f.store.Takeover(f.Context(), takeover(h.ID)))
+		f.yes(f.store.Takeover(f.Context(), takeover(h)))
 	}},
 	{"renew/what is over is not held", func(f *fixture) {
 		c := newClaim()

@@ -363,7 +363,7 @@ var txSpecs = []spec{
 	}},
 	{"tx/a claim that was taken over is not completed in a plain transaction", func(f *fixture) {
 		c := f.dead()
-		f.yes(f.store.Takeover(f.Context(), takeover(c.ID)))
+		f.yes(f.store.Takeover(f.Context(), takeover(holdOf(c))))
 		tx, _, _, err := f.txs.BeginTx(f.Context(), nil)
 		if err != nil {
 			f.Fatal(err)

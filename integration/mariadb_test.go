@@ -300,11 +300,11 @@ func TestMariaDBReplayWritesNothing(t *testing.T) {
 	require.NoError(t, own.Start())
 	db := open(t, "mysql", own.MySQLDSN("test"))
 	s := migrated(t, db, sqlstore.MySQL)
-	position := func() (n int64) {
-		var name string
-		require.NoError(t, db.QueryRowContext(t.Context(), "SHOW GLOBAL STATUS LIKE 'Innodb_lsn_current'").Scan(&name, &n))
+	status := func(name string) (n int64) {
+		require.NoError(t, db.QueryRowContext(t.Context(), "SHOW GLOBAL STATUS LIKE '"+name+"'").Scan(&name, &n))
 		return n
 	}
+	position := func() int64 { return status("Innodb_lsn_current") }
 	c := newClaim()
 	_, _, err = once(t.Context(), s, c, false)
 	require.NoError(t, err)
@@ -313,13 +313,14 @@ func TestMariaDBReplayWritesNothing(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		return position() == before
 	}, 30*time.Second, time.Millisecond)
-	before := position()
+	before, inserts := position(), status("Com_insert")
 	for range 200 {
 		_, won, err := once(t.Context(), s, rival(c), false)
 		require.NoError(t, err)
 		require.False(t, won)
 	}
 	assert.Less(t, position()-before, int64(2000), "what the server writes of its own accord, at most")
+	assert.LessOrEqual(t, status("Com_insert")-inserts, int64(10), "one replay after the other is expected to be one")
 	before = position()
 	_, _, err = once(t.Context(), s, newClaim(), false)
 	require.NoError(t, err)

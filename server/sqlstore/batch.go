@@ -15,9 +15,10 @@ import (
 // claims and completions that a process makes at the same time share
 // transactions:
 //
-//   - A call that finds a slot free goes straight through, alone, by the
-//     statements that it would have without all this, and hands its slot on.
-//   - A call that finds none waits in the queue. Whoever hands on a slot gives
+//   - A call that finds a slot free, or few others, goes straight through, alone,
+//     by the statements that it would have without all this, and hands its slot
+//     on. A database commits for a few at a time by itself.
+//   - Any other call waits in the queue. Whoever hands on a slot gives
 //     it to the first in the queue: that one leads. It waits for its connection,
 //     and only then takes the others that have come in the meantime. It runs the
 //     batch in its own goroutine, commits, tells each what became of it, and
@@ -72,9 +73,11 @@ type op struct {
 
 // batcher has the slots and the queue. While there is a queue, no slot is free.
 type batcher struct {
-	mu    sync.Mutex
-	slots int // that are free
-	queue []*op
+	mu      sync.Mutex
+	slots   int // that are free; less than none where a few more went straight through
+	few     int // how many calls may be here before one has to queue
+	present int // how many are
+	queue   []*op
 }
 
 // slot is the right to be under way. Nil is none.
@@ -103,10 +106,12 @@ func (t *slot) handOn() {
 	t.once.Do(func() {
 		t.b.mu.Lock()
 		defer t.b.mu.Unlock()
-		if len(t.b.queue) == 0 {
-			t.b.slots++
+		t.b.present--
+		t.b.slots++
+		if t.b.slots <= 0 || len(t.b.queue) == 0 {
 			return
 		}
+		t.b.slots--
 		first := t.b.queue[0]
 		t.b.queue = slices.Delete(t.b.queue, 0, 1)
 		first.told <- leads
@@ -117,7 +122,8 @@ func (t *slot) handOn() {
 func (b *batcher) enter(o *op) *slot {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.slots > 0 {
+	b.present++
+	if b.slots > 0 || b.present <= b.few && len(b.queue) == 0 {
 		b.slots--
 		return b.newSlot()
 	}
@@ -128,13 +134,6 @@ func (b *batcher) enter(o *op) *slot {
 	}
 	b.queue = append(b.queue, o)
 	return nil
-}
-
-// busy reports whether a call would have to wait in the queue.
-func (b *batcher) busy() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.slots == 0
 }
 
 // withdraw takes o out of the queue. False: it is no longer in there.
@@ -167,7 +166,14 @@ func (b *batcher) take(own *op) []*op {
 }
 
 // wait waits in the queue, and in the batch.
-func (b *batcher) wait(ctx context.Context, o *op) verdict {
+func (b *batcher) wait(ctx context.Context, o *op) (v verdict) {
+	defer func() {
+		if v != leads {
+			b.mu.Lock()
+			b.present--
+			b.mu.Unlock()
+		}
+	}()
 	timer := time.NewTimer(statementTimeout)
 	defer timer.Stop()
 	select {

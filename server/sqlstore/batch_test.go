@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -474,4 +475,32 @@ func TestManyRaceForTheSameKeys(t *testing.T) {
 	assert.Equal(t, 1, s.Free())
 	assert.Zero(t, db.Stats().InUse)
 	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, 5*time.Second, 10*time.Millisecond)
+}
+
+// A few go straight through, whatever the slots. Whoever comes while others wait
+// waits too: nobody is overtaken for ever.
+func TestAFewGoStraightThrough(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := sqlstore.NewQueue(2, 4)
+		var leave []func()
+		for range 4 {
+			end, straight := q.Enter()
+			require.True(t, straight)
+			leave = append(leave, end)
+		}
+		_, straight := q.Enter()
+		assert.False(t, straight, "the fifth")
+		leave[0]()
+		leave[1]()
+		assert.Equal(t, 1, q.Waiting(), "two are still under way, and there are two slots")
+		_, straight = q.Enter()
+		assert.False(t, straight, "others wait")
+		leave[2]()
+		assert.Equal(t, 1, q.Waiting())
+		leave[3]()
+		assert.Zero(t, q.Waiting())
+		_, straight = q.Enter()
+		assert.True(t, straight, "the third")
+	})
 }

@@ -62,7 +62,7 @@ type dialect struct {
 	// numbered placeholders are $1, $2; else they are question marks.
 	numbered bool
 	// oneStatement: a claim that is not in a transaction creates or reads the
-	// row in one statement (statements.claimOrRead).
+	// row in one statement (statements.claimOrRead), unless it is likely to create.
 	oneStatement bool
 	// upserts: statements.replace inserts too, else it follows an insert that
 	// found a row.
@@ -77,12 +77,12 @@ type dialect struct {
 	prepares bool
 	// oneWriter: the writes of a process line up before they reach the database.
 	oneWriter bool
-	// slots is how many claims and completions may be under way before others
-	// have to share a transaction. 0: none ever does.
+	// slots is how many transactions of claims and completions may be under way
+	// before others have to share one. 0: none ever does.
 	slots int
-	// readQueued: a claim that would have to queue looks first, if the last one
-	// found a row: replays come in storms, and need not queue with those who write.
-	readQueued bool
+	// few is how many claims and completions go straight through all the same,
+	// where the database commits several at a time.
+	few int
 	// savepoint: a database that ends the transaction under the handler says so
 	// only by having forgotten its savepoints.
 	savepoint bool

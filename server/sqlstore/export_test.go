@@ -6,6 +6,7 @@ func (s *Store) HoldSlots() (release func()) {
 	defer s.batch.mu.Unlock()
 	slots := s.batch.slots
 	s.batch.slots = 0
+	s.batch.present += slots
 	return func() {
 		for range slots {
 			(&slot{b: &s.batch}).handOn()
@@ -15,6 +16,21 @@ func (s *Store) HoldSlots() (release func()) {
 
 // TakeSlot takes a slot as a call does that never comes back.
 func (s *Store) TakeSlot() { s.batch.enter(&op{}) }
+
+// Queue is a queue of nothing but calls.
+type Queue struct{ b batcher }
+
+// NewQueue returns one with so many slots, in which a few go straight through.
+func NewQueue(slots, few int) *Queue { return &Queue{batcher{slots: slots, few: few}} }
+
+// Enter returns what ends the call, if it went straight through.
+func (q *Queue) Enter() (leave func(), straight bool) {
+	t := q.b.enter(&op{})
+	return t.leave, t != nil
+}
+
+// Waiting is how many wait.
+func (q *Queue) Waiting() int { return len(q.b.queue) }
 
 // Queued is how many wait, and Free how many slots are free.
 func (s *Store) Queued() int { s.batch.mu.Lock(); defer s.batch.mu.Unlock(); return len(s.batch.queue) }

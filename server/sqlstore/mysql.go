@@ -19,7 +19,7 @@ func mysql(d *dialect) {
 	d.savepoint = true
 	d.autocommit = true
 	d.slots = 2
-	d.readQueued = true
+	d.few = 8
 	d.runBatch = runRows
 	d.maxData = 256 << 20
 	d.purgeBatch = 500

@@ -15,7 +15,7 @@ func postgres(d *dialect) {
 	d.upserts = true
 	d.boundedInsert = true
 	d.slots = 2
-	d.readQueued = true
+	d.few = 8
 	d.runBatch = runMany
 	d.maxData = 256 << 20 // a bytea is sent as text of twice its length, and a value ends at 1 GiB
 	d.purgeBatch = 2000

@@ -26,7 +26,7 @@ type Store struct {
 	pool   querier // db, for what is run again and again
 	d      *dialect
 	batch  batcher      // of claims and completions that come together
-	hit    atomic.Bool  // the last claim found a row
+	streak atomic.Int32 // how many claims in a row found a row (as a negative number) or did not
 	writer gate         // nil where the database has many writers
 	busy   atomic.Int64 // SQLite's busy timeout in nanoseconds, once Migrate has read it
 }
@@ -50,7 +50,7 @@ func New(db *sql.DB, d Dialect) (*Store, error) {
 	if s.d.oneWriter {
 		s.writer = make(gate, 1)
 	}
-	s.batch.slots = s.d.slots
+	s.batch.slots, s.batch.few = s.d.slots, s.d.few
 	return s, nil
 }
 
@@ -62,14 +62,29 @@ func (s *Store) busyTimeout() time.Duration {
 	return busyTimeout
 }
 
+// sure is the streak that lets the next claim expect the same: new keys and
+// replays both come in storms. To be wrong costs one round trip.
+const sure = 8
+
+// learn notes what a claim has found.
+func (s *Store) learn(hit bool) {
+	n := s.streak.Load()
+	switch {
+	case hit && n > -sure:
+		s.streak.CompareAndSwap(n, min(n, 0)-1)
+	case !hit && n < sure:
+		s.streak.CompareAndSwap(n, max(n, 0)+1)
+	}
+}
+
 // Claim implements [server.Store]. A claim that finds a row writes nothing.
 func (s *Store) Claim(ctx context.Context, c server.Claim) (row server.Row, found bool, err error) {
 	defer func() {
-		if hit := found && row.Owner != c.Owner; err == nil && hit != s.hit.Load() {
-			s.hit.Store(hit)
+		if err == nil && found {
+			s.learn(row.Owner != c.Owner)
 		}
 	}()
-	if c.MustExist || s.d.readFirst || s.d.readQueued && s.hit.Load() && s.batch.busy() {
+	if c.MustExist || s.d.readFirst || s.streak.Load() <= -sure {
 		row, found, err = s.peek(ctx, c)
 		if err != nil || found || c.MustExist {
 			return row, found, err
@@ -103,7 +118,7 @@ func (s *Store) Claim(ctx context.Context, c server.Claim) (row server.Row, foun
 // claim creates the row or reads it. Not found: somebody else was quicker, in
 // one direction or the other.
 func (s *Store) claim(ctx context.Context, c server.Claim) (server.Row, bool, error) {
-	if s.d.oneStatement {
+	if s.d.oneStatement && s.streak.Load() < sure {
 		text := s.d.sql.claimOrRead
 		if c.Lapses {
 			text = s.d.sql.lapseOrRead

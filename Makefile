@@ -13,6 +13,7 @@ FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 BENCH     ?= .
 ROUNDS    ?= 5
+ROWS      ?= 1000000
 
 GOLANGCI_VERSION    := v2.12.2
 GOVULNCHECK_VERSION := v1.9.0
@@ -39,7 +40,7 @@ each = for module in $(MODULES); do echo "-- $$module: $(strip $(1))"; (cd "$$mo
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  SCHEDULES=$(SCHEDULES) FUZZTIME=$(FUZZTIME) BENCHTIME=$(BENCHTIME) BENCH=$(BENCH) ROUNDS=$(ROUNDS) can be set, as in: make fuzz FUZZTIME=10s"
+	@echo "  SCHEDULES=$(SCHEDULES) FUZZTIME=$(FUZZTIME) BENCHTIME=$(BENCHTIME) BENCH=$(BENCH) ROUNDS=$(ROUNDS) ROWS=$(ROWS) can be set, as in: make fuzz FUZZTIME=10s"
 
 # ---- tests
 
@@ -79,6 +80,10 @@ fuzz: ## Fuzz each target for FUZZTIME
 .PHONY: bench
 bench: ## Print the table of docs/benchmarks.md, measured in ROUNDS rounds
 	@cd benchmarks && $(GO) test -count=1 -timeout 30m -run '^TestTable$$' -rounds $(ROUNDS)
+
+.PHONY: bench-stores
+bench-stores: databases ## Print the tables of the stores in docs/benchmarks.md, ROUNDS rounds and ROWS rows
+	@cd integration && $(GO) test -count=1 -timeout 60m -run '^TestTable$$' -rounds $(ROUNDS) -rows $(ROWS)
 
 .PHONY: bench-go
 bench-go: ## Run each benchmark function for BENCHTIME

@@ -1,0 +1,357 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemore-go/oncemore/internal/sqlitetest"
+	"github.com/oncemore-go/oncemore/server"
+	"github.com/oncemore-go/oncemore/server/sqlstore"
+)
+
+var (
+	rounds = flag.Int("rounds", 0, "TestTable: measure for this many rounds, and print the tables; 0: only see that everything works")
+	rows   = flag.Int("rows", 1_000_000, "TestTable: the rows of a large table")
+)
+
+// plan is how much is measured.
+type plan struct {
+	rounds int
+	cell   time.Duration // of one measurement
+	rows   int           // of a large table
+	due    int           // those of a round that a purge may take
+}
+
+// subject is a database.
+type subject struct {
+	name    string
+	dialect sqlstore.Dialect
+	open    func(testing.TB) *sql.DB
+	durable [2]string         // what turns durable commits off and on
+	floor   *strings.Replacer // spells the floor's statements
+	writer  chan struct{}     // where writes line up, also those of the floor
+}
+
+var subjects = []subject{
+	{
+		name: "PostgreSQL", dialect: sqlstore.Postgres,
+		open:    func(tb testing.TB) *sql.DB { return open(tb, "pgx", newPostgres(tb)()) },
+		durable: [2]string{"ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET fsync = on"},
+		floor:   strings.NewReplacer("(?, ?", "($1, $2", "data = ?", "data = $2", "id = ?", "id = $1", "BLOB", "bytea"),
+	},
+	{
+		name: "MariaDB", dialect: sqlstore.MySQL,
+		open:    func(tb testing.TB) *sql.DB { return open(tb, "mysql", newMariaDB(tb)("interpolateParams=true")) },
+		durable: [2]string{"SET GLOBAL innodb_flush_log_at_trx_commit = 2", "SET GLOBAL innodb_flush_log_at_trx_commit = 1"},
+		floor:   strings.NewReplacer("id BLOB", "id BINARY(32)"),
+	},
+	{
+		name: "SQLite", dialect: sqlstore.SQLite,
+		open: func(tb testing.TB) *sql.DB {
+			tb.Helper()
+			db := sqlitetest.Open(tb)
+			db.SetMaxOpenConns(32)
+			db.SetMaxIdleConns(32)
+			return db
+		},
+		durable: [2]string{"PRAGMA synchronous = FULL", "PRAGMA synchronous = FULL"},
+		floor:   strings.NewReplacer(),
+		writer:  make(chan struct{}, 1),
+	},
+}
+
+// commits durably or not: the tests kill servers, and no kernels.
+func (s *subject) setDurable(tb testing.TB, db *sql.DB, on bool) {
+	tb.Helper()
+	text := s.durable[0]
+	if on {
+		text = s.durable[1]
+	}
+	run(tb, db, text)
+	if s.dialect == sqlstore.Postgres {
+		run(tb, db, "SELECT pg_reload_conf()")
+	}
+}
+
+// TestTable prints the tables of docs/benchmarks.md: the store beside the least
+// that would do on the same database, in turns.
+func TestTable(t *testing.T) {
+	p := plan{rounds: 1, cell: 20 * time.Millisecond, rows: 500, due: 100}
+	out := io.Discard
+	if *rounds > 0 {
+		p = plan{rounds: *rounds, cell: 2 * time.Second, rows: *rows, due: 50_000}
+		out = os.Stdout
+	}
+	var speed, growth strings.Builder
+	for i := range subjects {
+		t.Run(subjects[i].name, func(t *testing.T) {
+			speed.WriteString(compare(t, &subjects[i], p))
+			growth.WriteString(grow(t, &subjects[i], p))
+		})
+	}
+	_, _ = fmt.Fprintf(out, `
+| store to floor | a new key, 1 worker | 4 | 16 | 64 | a replay, 1 worker | 16 |
+| --- | --: | --: | --: | --: | --: | --: |
+%s
+| a table of %d rows | claim, p50, to that of an empty one | replay, p50 | claims while purging: p99 to that of before | rows purged meanwhile |
+| --- | --: | --: | --: | --: |
+%s
+`, &speed, p.rows, &growth)
+}
+
+// floor is the least that a key costs without sharing transactions: two durable
+// writes of the same width, and one read.
+type floor struct{ insert, update, lookup string }
+
+func newFloor(tb testing.TB, s *subject, db *sql.DB) floor {
+	tb.Helper()
+	run(tb, db, s.floor.Replace(`CREATE TABLE floor (id BLOB PRIMARY KEY, pad BLOB, state INTEGER, data BLOB)`))
+	return floor{
+		insert: s.floor.Replace(`INSERT INTO floor VALUES (?, ?, 1, NULL)`),
+		update: s.floor.Replace(`UPDATE floor SET state = 2, data = ? WHERE id = ?`),
+		lookup: s.floor.Replace(`SELECT pad, state, data FROM floor WHERE id = ?`),
+	}
+}
+
+// compare measures new keys and replays, and returns a line of the table.
+func compare(t *testing.T, s *subject, p plan) string {
+	t.Helper()
+	db := s.open(t)
+	store := migrated(t, db, s.dialect)
+	f := newFloor(t, s, db)
+	s.setDurable(t, db, true)
+	defer s.setDurable(t, db, false)
+	ctx := t.Context()
+	pad, data := make([]byte, 200), make([]byte, 512)
+	exec := func(text string, args ...any) {
+		if s.writer != nil {
+			s.writer <- struct{}{}
+			defer func() { <-s.writer }()
+		}
+		_, err := db.ExecContext(ctx, text, args...)
+		noError(t, err)
+	}
+	bare := func() [32]byte {
+		c := newClaim()
+		exec(f.insert, c.ID[:], pad)
+		if s.dialect == sqlstore.Postgres {
+			exec(f.update, c.ID[:], data)
+		} else {
+			exec(f.update, data, c.ID[:])
+		}
+		return c.ID
+	}
+	keys := make([]server.Claim, 200)
+	bareKeys := make([][32]byte, len(keys))
+	for i := range keys {
+		keys[i], bareKeys[i] = finish(t, store, time.Hour, data), bare()
+	}
+	cells := []string{s.name}
+	for _, workers := range []int{1, 4, 16, 64} {
+		cells = append(cells, ratio(p, workers, func() { bare() }, func() { finish(t, store, time.Hour, data) }))
+	}
+	for _, workers := range []int{1, 16} {
+		cells = append(cells, ratio(p, workers, func() {
+			var pad, data []byte
+			var state int
+			id := bareKeys[rand.N(len(bareKeys))]
+			noError(t, db.QueryRowContext(ctx, f.lookup, id[:]).Scan(&pad, &state, &data))
+		}, func() { replay(t, store, keys) }))
+	}
+	return "| " + strings.Join(cells, " | ") + " |\n"
+}
+
+// finish claims a new key and completes it.
+func finish(tb testing.TB, s *sqlstore.Store, keep time.Duration, data []byte) server.Claim {
+	tb.Helper()
+	c := newClaim()
+	c.TTL, c.Keep = min(c.TTL, keep), keep
+	row, _, err := s.Claim(tb.Context(), c)
+	noError(tb, err)
+	r := result(c)
+	r.Data = data
+	ok, err := s.Complete(tb.Context(), holdOf(c), r)
+	noError(tb, err)
+	if !ok || row.Owner != c.Owner {
+		tb.Error("a new key was somebody else's")
+	}
+	return c
+}
+
+// replay claims one of the keys, which is done.
+func replay(tb testing.TB, s *sqlstore.Store, keys []server.Claim) {
+	tb.Helper()
+	row, _, err := s.Claim(tb.Context(), rival(keys[rand.N(len(keys))]))
+	noError(tb, err)
+	if row.State != server.Done {
+		tb.Error("a key that was done is " + row.State.String())
+	}
+}
+
+// ratio measures floor and store in turns, and returns the median of what the
+// rounds say, and the store's median rate.
+func ratio(p plan, workers int, floor, store func()) string {
+	var ratios, rates []float64
+	for round := range p.rounds {
+		var rate [2]float64
+		for i := range 2 {
+			which := (i + round) % 2 // neither is always the first
+			rate[which] = perSecond(workers, p.cell, []func(){floor, store}[which])
+		}
+		ratios, rates = append(ratios, rate[1]/rate[0]), append(rates, rate[1])
+	}
+	return fmt.Sprintf("×%.2f, %.0f/s", median(ratios), median(rates))
+}
+
+// perSecond is the rate of workers that call one again and again.
+func perSecond(workers int, d time.Duration, one func()) float64 {
+	var wg sync.WaitGroup
+	begin := time.Now()
+	counts := make([]int, workers)
+	for i := range workers {
+		wg.Go(func() {
+			for time.Since(begin) < d {
+				one()
+				counts[i]++
+			}
+		})
+	}
+	wg.Wait()
+	n := 0
+	for _, c := range counts {
+		n += c
+	}
+	return float64(n) / time.Since(begin).Seconds()
+}
+
+func median[T float64 | time.Duration](values []T) T { return quantile(values, 0.5) }
+
+func quantile[T float64 | time.Duration](values []T, q float64) T {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// grow measures a large table beside an empty one, and beside a purge.
+func grow(t *testing.T, s *subject, p plan) string {
+	t.Helper()
+	var stores [2]*sqlstore.Store // of the empty table, and of the large one
+	var keys [2][]server.Claim
+	for i := range stores {
+		db := s.open(t)
+		stores[i] = migrated(t, db, s.dialect)
+		s.setDurable(t, db, false)
+		n := 200
+		if i == 1 {
+			n = p.rows
+		}
+		keys[i] = fill(t, stores[i], n, 48*time.Hour)
+		if s.dialect != sqlstore.SQLite {
+			run(t, db, map[sqlstore.Dialect]string{sqlstore.Postgres: "VACUUM ANALYZE oncemore_keys", sqlstore.MySQL: "ANALYZE TABLE oncemore_keys"}[s.dialect])
+		}
+		s.setDurable(t, db, true)
+		defer s.setDurable(t, db, false)
+	}
+	data := make([]byte, 200)
+	var claims, replays, purging []float64
+	var purged int64
+	for range p.rounds {
+		var claim, again [2]float64
+		for i, store := range stores {
+			claim[i] = float64(median(latencies(nil, 1, 0, p.cell, func() { finish(t, store, 48*time.Hour, data) })))
+			again[i] = float64(median(latencies(nil, 1, 0, p.cell, func() { replay(t, store, keys[i]) })))
+		}
+		claims, replays = append(claims, claim[1]/claim[0]), append(replays, again[1]/again[0])
+
+		fill(t, stores[1], p.due, time.Microsecond)
+		serve := func(stop <-chan struct{}) time.Duration {
+			return quantile(latencies(stop, 4, 5*time.Millisecond, p.cell, func() { finish(t, stores[1], 48*time.Hour, data) }), 0.99)
+		}
+		idle := serve(nil)
+		over := make(chan struct{})
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			defer close(over) // nothing is left to purge, and nothing to see
+			n, err := stores[1].Purge(ctx)
+			if ctx.Err() == nil {
+				noError(t, err)
+			}
+			purged += n
+		})
+		purging = append(purging, float64(serve(over))/float64(idle))
+		stop()
+		wg.Wait()
+		_, err := stores[1].Purge(t.Context()) // what is left is not the next round's
+		require.NoError(t, err)
+	}
+	return fmt.Sprintf("| %s | ×%.2f | ×%.2f | ×%.2f | %d |\n", s.name, median(claims), median(replays), median(purging), purged)
+}
+
+// fill makes n rows that are done, and returns up to 1,000 of them.
+func fill(t *testing.T, s *sqlstore.Store, n int, keep time.Duration) []server.Claim {
+	t.Helper()
+	const workers = 64
+	data := make([]byte, 200)
+	var mu sync.Mutex
+	var keys []server.Claim
+	all(t, workers, func(worker int) error {
+		for i := worker; i < n; i += workers {
+			c := finish(t, s, keep, data)
+			if i%max(n/1000, 1) == 0 {
+				mu.Lock()
+				keys = append(keys, c)
+				mu.Unlock()
+			}
+		}
+		return nil
+	})
+	return keys
+}
+
+// latencies are those of workers that call one, not more often than once in
+// every, for d or until stop is closed.
+func latencies(stop <-chan struct{}, workers int, every, d time.Duration, one func()) []time.Duration {
+	var mu sync.Mutex
+	var all []time.Duration
+	var wg sync.WaitGroup
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-stop:
+		case <-time.After(d):
+		}
+	}()
+	for range workers {
+		wg.Go(func() {
+			var own []time.Duration
+			for over := false; !over; {
+				begin := time.Now()
+				one()
+				own = append(own, time.Since(begin))
+				select {
+				case <-ended:
+					over = true
+				case <-time.After(every - time.Since(begin)):
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, own...)
+		})
+	}
+	wg.Wait()
+	return all
+}

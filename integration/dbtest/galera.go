@@ -39,5 +39,3 @@ func NewGalera(nodes int) ([]*Server, error) {
 	}
 	return cluster, nil
 }
-
-func local(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }

@@ -6,14 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -132,7 +133,7 @@ func (s *Server) wait() error {
 		select {
 		case <-s.exited:
 			return fmt.Errorf("%s ended at once:\n%s", s.name, s.log())
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond):
 		}
 		if s.ready() == nil {
 			return nil
@@ -147,14 +148,28 @@ func (s *Server) log() []byte {
 }
 
 // Addr is the address that the server listens on.
-func (s *Server) Addr() string { return "127.0.0.1:" + strconv.Itoa(s.Port) }
+func (s *Server) Addr() string { return local(s.Port) }
+
+func local(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
 func (s *Server) dial() (net.Conn, error) {
 	return net.DialTimeout("tcp", s.Addr(), time.Second)
 }
 
-// Kill ends the server as a power switch would.
-func (s *Server) Kill() { s.signal(syscall.SIGKILL) }
+// Kill ends the server as a power switch would: with all of its processes. Those
+// that it leaves behind would keep the next one from starting.
+func (s *Server) Kill() {
+	if s.exited == nil {
+		return
+	}
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", s.cmd.Process.Pid))
+	s.signal(syscall.SIGKILL)
+	for _, child := range strings.Fields(string(children)) {
+		if pid, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
 
 // Remove ends the server, and removes its data.
 func (s *Server) Remove() error {
@@ -176,14 +191,31 @@ func (s *Server) signal(sig syscall.Signal) {
 	}
 }
 
+// ports are those that were given out.
+var ports struct {
+	sync.Mutex
+	given map[int]bool
+}
+
+// freePort is below those that the system gives to connections: one of them
+// could take the port of a server that is just being restarted.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	ports.Lock()
+	defer ports.Unlock()
+	for range 100 {
+		port := 16000 + rand.N(16000)
+		if ports.given[port] { // to a server that does not listen yet
+			continue
+		}
+		if l, err := net.Listen("tcp", local(port)); err == nil {
+			if ports.given == nil {
+				ports.given = map[int]bool{}
+			}
+			ports.given[port] = true
+			return port, l.Close()
+		}
 	}
-	defer l.Close()
-	addr, err := netip.ParseAddrPort(l.Addr().String())
-	return int(addr.Port()), err
+	return 0, errors.New("no free port")
 }
 
 // find returns the first program that is there. A pattern may have wildcards;

@@ -51,6 +51,9 @@ func (s *shared) get(tb testing.TB) *dbtest.Server {
 }
 
 func TestMain(m *testing.M) {
+	if text := os.Getenv(applicationEnv); text != "" {
+		runApplication(text)
+	}
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // it reports each connection that the tests break
 	code := m.Run()
 	for _, s := range []*shared{&servers.postgres, &servers.mariadb} {

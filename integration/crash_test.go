@@ -2,7 +2,11 @@ package integration_test
 
 import (
 	"context"
+	"database/sql"
+	"fmt"
+	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,100 +14,163 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemore-go/oncemore/integration/dbtest"
-	"github.com/oncemore-go/oncemore/server"
-	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
-// The database is killed under load. What was acknowledged is there when it is
-// back, and whatever was not is decided by asking again.
+// The database is killed under load, again and again. What was acknowledged is
+// there when it is back; whatever was not is decided by asking again.
 func TestDatabaseKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	rounds := 20
+	if raceDetector || testing.Short() {
+		rounds = 4
+	}
 	for _, tt := range []struct {
-		name, driver string
-		dialect      sqlstore.Dialect
-		shared       *shared
-		make         func() (*dbtest.Server, error)
-		dsn          func(*dbtest.Server) string
+		engine
+		make func() (*dbtest.Server, error)
+		dsn  func(*dbtest.Server) string
 	}{
+		{engines[0], dbtest.NewPostgres, func(s *dbtest.Server) string { return s.PostgresURL("postgres") }},
 		{
-			"PostgreSQL", "pgx", sqlstore.Postgres, &servers.postgres, dbtest.NewPostgres,
-			func(s *dbtest.Server) string { return s.PostgresURL("postgres") },
-		},
-		{
-			"MariaDB", "mysql", sqlstore.MySQL, &servers.mariadb,
+			engines[1],
 			func() (*dbtest.Server, error) { return dbtest.NewMariaDB("--innodb-flush-log-at-trx-commit=1") },
-			func(s *dbtest.Server) string { return s.MySQLDSN("test") },
+			func(s *dbtest.Server) string { return s.MySQLDSN("test", "interpolateParams=true") },
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.shared.get(t)
+			t.Parallel()
+			tt.server.get(t)
 			own, err := tt.make()
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, own.Remove()) })
 			require.NoError(t, own.Start())
 			db := open(t, tt.driver, tt.dsn(own))
-			s := migrated(t, db, tt.dialect)
-			rounds := 3
-			if testing.Short() {
-				rounds = 1
+			prepare(t, db, tt.dialect)
+			l := &load{db: db, app: &application{Driver: tt.driver}}
+			for _, m := range modes {
+				// A lease about as long as the server is away.
+				app := &application{Driver: tt.driver, Mode: m, Lease: 500 * time.Millisecond}
+				h, _, err := app.handler(db)
+				require.NoError(t, err)
+				l.handlers = append(l.handlers, h)
 			}
 			for range rounds {
-				killRound(t, s, own)
+				l.round(t, own)
 			}
 			assert.Zero(t, db.Stats().InUse)
 		})
 	}
 }
 
-// killRound kills the server while workers claim and complete, half of them in
-// transactions.
-func killRound(t *testing.T, s *sqlstore.Store, own *dbtest.Server) {
-	t.Helper()
-	type acked struct {
-		c    server.Claim
-		done bool
-	}
-	var mu sync.Mutex
-	var records []acked
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for worker := range 16 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				c := newClaim()
-				_, won, err := once(ctx, s, c, worker%2 == 0)
-				mu.Lock()
-				records = append(records, acked{c, won && err == nil})
-				mu.Unlock()
-			}
-		})
-	}
-	time.Sleep(500 * time.Millisecond)
-	own.Kill()
-	time.Sleep(200 * time.Millisecond)
-	cancel()
-	wg.Wait()
-	require.NoError(t, own.Start())
+// load is what clients do to applications of every mode over one database.
+type load struct {
+	app      *application // to read the ledger
+	db       *sql.DB
+	handlers []http.Handler
+	keys     atomic.Int64
 
-	var done, open, none int
-	for _, r := range records {
-		row, found, err := s.Lookup(t.Context(), r.c.ID)
-		require.NoError(t, err)
-		switch {
-		case found && row.State == server.Done:
-			require.Equal(t, result(r.c).Data, row.Data)
-			done++
-		case r.done:
-			require.Fail(t, "an acknowledged record is lost")
-		case found: // claimed, and not completed: its owner can go on
-			require.Equal(t, r.c.Owner, row.Owner)
-			ok, err := s.Complete(t.Context(), holdOf(r.c), result(r.c))
-			require.NoError(t, err)
-			require.True(t, ok)
-			open++
-		default:
-			none++
+	mu      sync.Mutex
+	answers map[string]answered // of this round, by key
+}
+
+// answered is what the client of a key got, and how often it had to ask.
+type answered struct {
+	answer
+	asked int
+	by    http.Handler
+	inTx  bool
+}
+
+// client asks for one operation after the other, each until it has an answer.
+func (l *load) client(ctx context.Context, worker int, stop *atomic.Bool) error {
+	i := worker % len(modes)
+	for !stop.Load() {
+		key := fmt.Sprint(l.keys.Add(1))
+		a := answered{by: l.handlers[i], inTx: modes[i].inTx()}
+		for a.status != http.StatusCreated {
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("no answer in time to key %s, %s, but %+v: %w", key, modes[i], a.answer, err)
+			}
+			if a.asked > 0 {
+				time.Sleep(10 * time.Millisecond)
+			}
+			a.answer = ask(ctx, a.by, key)
+			a.asked++
 		}
+		l.mu.Lock()
+		l.answers[key] = a
+		l.mu.Unlock()
 	}
-	require.Positive(t, done)
-	t.Logf("%d done, %d claimed, %d never there", done, open, none)
+	return nil
+}
+
+func (l *load) answered() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.answers)
+}
+
+// round kills the server while clients are at it, starts it again under them,
+// and looks at what there is when all of them have their answers.
+func (l *load) round(t *testing.T, own *dbtest.Server) {
+	t.Helper()
+	l.answers = map[string]answered{}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const clients = 16
+	var stop atomic.Bool
+	var done sync.WaitGroup
+	errs := make([]error, clients)
+	for worker := range clients {
+		done.Go(func() { errs[worker] = l.client(ctx, worker, &stop) })
+	}
+	time.Sleep(100 * time.Millisecond)
+	require.Eventually(t, func() bool { return l.answered() >= clients }, time.Minute, time.Millisecond)
+	own.Kill()
+	before := l.answered()
+	require.NoError(t, own.Start())
+	stop.Store(true)
+	done.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+
+	effects := l.effects(t)
+	var disturbed, settled, again int
+	for key, a := range l.answers {
+		runs := effects[key]
+		delete(effects, key)
+		require.Contains(t, runs, a.body, "the effect of an operation is lost")
+		if a.inTx {
+			require.Len(t, runs, 1, "effects of an operation in a transaction")
+		}
+		require.Equal(t, answer{http.StatusCreated, "replayed", a.body}, ask(ctx, a.by, key), "an acknowledged answer is lost")
+		if a.asked > 1 {
+			disturbed++
+			if a.word == "replayed" {
+				settled++
+			}
+		}
+		again += len(runs) - 1
+	}
+	require.Empty(t, effects, "effects without a record")
+	require.Positive(t, disturbed, "nobody has noticed")
+	t.Logf("%d answered before, %d later; %d asked again, %d of them for what was done; %d effects twice, without a transaction",
+		before, len(l.answers)-before, disturbed, settled, again)
+}
+
+// effects takes what is in the ledger out of it: the runs of each operation.
+func (l *load) effects(t *testing.T) map[string][]string {
+	t.Helper()
+	rows, err := l.db.QueryContext(t.Context(), "SELECT operation, run FROM ledger")
+	require.NoError(t, err)
+	defer rows.Close()
+	effects := map[string][]string{}
+	for rows.Next() {
+		var operation, run string
+		require.NoError(t, rows.Scan(&operation, &run))
+		effects[operation] = append(effects[operation], run)
+	}
+	require.NoError(t, rows.Err())
+	run(t, l.db, "DELETE FROM ledger")
+	return effects
 }

@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
-
 )
 
 // mortalLease is that of a process which will be killed.

@@ -41,6 +41,7 @@ type Server struct {
 	account *syscall.Credential // nil: as ourselves
 	cmd     *exec.Cmd
 	exited  chan struct{}
+	killed  bool
 }
 
 // create makes the server's folder, for the account that it is to run under: a
@@ -96,8 +97,21 @@ func (s *Server) run(path string, args ...string) error {
 }
 
 // Start starts the server, and waits until it takes connections. It may be
-// called again after Stop or Kill: the data is still there.
+// called again after Kill: the data is still there.
 func (s *Server) Start() error {
+	const tries = 100
+	err := s.start()
+	for try := 0; errors.Is(err, errEnded) && s.killed && try < tries; try++ {
+		time.Sleep(20 * time.Millisecond) // the killed one's memory may still be in use
+		err = s.start()
+	}
+	return err
+}
+
+var errEnded = errors.New("ended at once")
+
+// start is one try of Start.
+func (s *Server) start() error {
 	log, err := os.OpenFile(filepath.Join(s.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
@@ -132,7 +146,7 @@ func (s *Server) wait() error {
 	for time.Now().Before(end) {
 		select {
 		case <-s.exited:
-			return fmt.Errorf("%s ended at once:\n%s", s.name, s.log())
+			return fmt.Errorf("%s %w:\n%s", s.name, errEnded, s.log())
 		case <-time.After(20 * time.Millisecond):
 		}
 		if s.ready() == nil {
@@ -163,6 +177,7 @@ func (s *Server) Kill() {
 		return
 	}
 	children, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", s.cmd.Process.Pid))
+	s.killed = true
 	s.signal(syscall.SIGKILL)
 	for child := range strings.FieldsSeq(string(children)) {
 		if pid, err := strconv.Atoi(child); err == nil {

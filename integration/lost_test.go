@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -14,80 +15,153 @@ import (
 	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
+// lossy is a database that is reached through a proxy which loses replies.
+type lossy struct {
+	name, driver string
+	dialect      sqlstore.Dialect
+	options      string
+	commit       string // how the driver spells it
+}
+
+// The drivers send the text of their statements, so that the proxy knows them.
+var lossyDrivers = []lossy{
+	{"pgx", "pgx", sqlstore.Postgres, "default_query_exec_mode=simple_protocol", "commit"},
+	{"lib/pq", "postgres", sqlstore.Postgres, "binary_parameters=yes", "COMMIT"},
+	{"mysql", "mysql", sqlstore.MySQL, "interpolateParams=true", "COMMIT"},
+}
+
+// connect returns the DSN of a new database, and that of the way to it that goes
+// through the proxy.
+func (l lossy) connect(t *testing.T) (p *proxy, direct, dsn string) {
+	t.Helper()
+	if l.dialect == sqlstore.Postgres {
+		p, direct = newProxy(t, servers.postgres.get(t).Addr()), newPostgres(t)(l.options)
+	} else {
+		p, direct = newProxy(t, servers.mariadb.get(t).Addr()), newMariaDB(t)(l.options)
+	}
+	return p, direct, through(direct, p.port())
+}
+
+const lossyRounds = 20
+
 // B237, F2, F16: the database does what it was asked, and its reply is lost on
 // the way. The call is sent again, and knows its own work.
 func TestLostReplyOverTheNetwork(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name, driver string
-		dialect      sqlstore.Dialect
-	}{
-		{"pgx", "pgx", sqlstore.Postgres},
-		{"lib/pq", "postgres", sqlstore.Postgres},
-		{"mysql", "mysql", sqlstore.MySQL},
-	} {
+	for _, tt := range lossyDrivers {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			var p *proxy
-			var dsn string
-			if tt.dialect == sqlstore.Postgres {
-				p = newProxy(t, servers.postgres.get(t).Addr())
-				dsn = newPostgres(t)("default_query_exec_mode=simple_protocol")
-				if tt.driver == "postgres" {
-					dsn = newPostgres(t)("binary_parameters=yes")
-				}
-			} else {
-				p = newProxy(t, servers.mariadb.get(t).Addr())
-				dsn = newMariaDB(t)("interpolateParams=true")
-			}
+			p, dsn, lossy := tt.connect(t)
 			direct := migrated(t, open(t, tt.driver, dsn), tt.dialect)
-			s := migrated(t, open(t, tt.driver, through(dsn, p.port())), tt.dialect)
+			s := migrated(t, open(t, tt.driver, lossy), tt.dialect)
 			ctx := t.Context()
-			for range 20 {
+			lose := func(text string) context.Context { p.lose.Store(&text); return ctx }
+			yes := func(ok bool, err error) {
+				t.Helper()
+				require.NoError(t, err)
+				require.True(t, ok)
+			}
+			for range lossyRounds {
 				c := newClaim()
-				lose := func(text string) { p.lose.Store(&text) }
-				lose("INSERT")
-				row, found, err := s.Claim(ctx, c)
+				row, _, err := s.Claim(lose("INSERT"), c)
 				require.NoError(t, err)
-				require.True(t, found)
 				require.Equal(t, c.Owner, row.Owner, "the claim is its own")
-				lose("UPDATE")
-				ok, err := s.Renew(ctx, holdOf(c), time.Minute)
-				require.NoError(t, err)
-				require.True(t, ok)
-				lose("UPDATE")
-				ok, err = s.Complete(ctx, holdOf(c), result(c))
-				require.NoError(t, err)
-				require.True(t, ok)
-				lose("UPDATE")
-				ok, err = s.Settle(ctx, c.ID, 1, result(rival(c)))
-				require.NoError(t, err)
-				require.True(t, ok)
+				yes(s.Renew(lose("UPDATE"), holdOf(c), time.Millisecond))
+				time.Sleep(2 * time.Millisecond)
+				next := server.Takeover{ID: c.ID, Owner: rival(c).Owner, Generation: 1, Lease: time.Minute}
+				yes(s.Takeover(lose("UPDATE"), next))
+				yes(s.Complete(lose("UPDATE"), server.Hold{ID: c.ID, Owner: next.Owner, Generation: 2}, result(c)))
+				yes(s.Settle(lose("UPDATE"), c.ID, 2, result(rival(c))))
 				row, _, err = direct.Lookup(ctx, c.ID)
 				require.NoError(t, err)
-				require.EqualValues(t, 2, row.Generation)
-				lose("DELETE")
-				ok, err = s.Forget(ctx, c.ID)
+				require.EqualValues(t, 3, row.Generation, "each was counted once")
+				require.Equal(t, 2, row.Attempt, "each was counted once")
+				yes(s.Forget(lose("DELETE"), c.ID))
+				_, _, err = direct.Claim(ctx, c)
 				require.NoError(t, err)
-				require.True(t, ok)
+				yes(s.Release(lose("DELETE"), holdOf(c)))
+				_, found, err := direct.Lookup(ctx, c.ID)
+				require.NoError(t, err)
+				require.False(t, found)
 
-				// A lost commit is an error, and the key says that it was done.
+				// A transaction whose claim was lost is undone, and begun again.
 				inTx := newClaim()
-				tx, _, _, err := s.BeginTx(ctx, &inTx)
+				tx, row, _, err := s.BeginTx(lose("INSERT"), &inTx)
 				require.NoError(t, err)
-				ok, err = tx.Complete(ctx, holdOf(inTx), result(inTx))
-				require.NoError(t, err)
-				require.True(t, ok)
-				lose(map[string]string{"pgx": "commit", "postgres": "COMMIT", "mysql": "COMMIT"}[tt.driver])
-				require.Error(t, tx.Commit(ctx))
+				require.NotNil(t, tx)
+				require.Equal(t, inTx.Owner, row.Owner)
+				yes(tx.Complete(ctx, holdOf(inTx), result(inTx)))
+				// A lost commit is an error, and the key says that it was done.
+				require.Error(t, tx.Commit(lose(tt.commit)))
 				require.NoError(t, tx.Rollback())
 				require.Eventually(t, func() bool { // the server may still be at it
 					row, found, err = s.Lookup(ctx, inTx.ID)
 					return err == nil && found && row.State == server.Done && row.Owner == inTx.Owner
 				}, 5*time.Second, 5*time.Millisecond)
 			}
-			assert.EqualValues(t, 6*20, p.lost.Load(), "all were lost")
+			assert.EqualValues(t, 9*lossyRounds, p.lost.Load(), "all were lost")
 		})
+	}
+}
+
+// The reply to the COMMIT of a whole application is lost: the client gets its
+// answer all the same, at once or when it asks again, and there is one effect.
+// Also where the application asks what became of it while the server is still at
+// it. (pgx then has the server cancel the commit, if that comes in time.)
+func TestLostCommitOfAnApplication(t *testing.T) {
+	t.Parallel()
+	for _, tt := range lossyDrivers {
+		for _, m := range []mode{wrapTx, claimFirst} {
+			for _, hasty := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %s, hasty %t", tt.name, m, hasty), func(t *testing.T) {
+					t.Parallel()
+					lostCommits(t, tt, m, hasty)
+				})
+			}
+		}
+	}
+}
+
+func lostCommits(t *testing.T, tt lossy, m mode, hasty bool) {
+	t.Helper()
+	p, dsn, lossy := tt.connect(t)
+	direct := open(t, tt.driver, dsn)
+	prepare(t, direct, tt.dialect)
+	if p.hasty.Store(hasty); hasty && tt.dialect == sqlstore.Postgres {
+		run(t, direct, `CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+ PERFORM pg_sleep(0.02); RETURN NULL; END $$`,
+			`CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON ledger
+ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION linger()`)
+	}
+	var first bool
+	a := &application{Driver: tt.driver, Mode: m, Lease: time.Minute, reached: func(at point) {
+		if at == toCommit && first {
+			first = false
+			p.lose.Store(&tt.commit)
+		}
+	}}
+	h, _, err := a.handler(open(t, tt.driver, lossy))
+	require.NoError(t, err)
+	atOnce := 0
+	for round := range lossyRounds {
+		key := fmt.Sprint(round)
+		var got answer
+		first = true
+		for asked := 0; got.status != http.StatusCreated; asked++ {
+			require.Less(t, asked, 5, "%+v", got)
+			if got = ask(t.Context(), h, key); got.word == "executed" {
+				atOnce++
+			}
+		}
+		require.Equal(t, answer{http.StatusCreated, "replayed", got.body}, ask(t.Context(), h, key))
+		runs, _, err := a.ledger(t.Context(), direct, key)
+		require.NoError(t, err)
+		require.Equal(t, map[string]int{got.body: 1}, runs)
+	}
+	assert.EqualValues(t, lossyRounds, p.lost.Load(), "all were lost")
+	t.Logf("%d of %d were answered at once", atOnce, lossyRounds)
+	if !hasty { // it was done when the application asked
+		assert.Equal(t, lossyRounds, atOnce)
 	}
 }
 

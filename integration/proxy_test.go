@@ -21,6 +21,8 @@ type proxy struct {
 	// with it the connection.
 	lose atomic.Pointer[string]
 	lost atomic.Int64
+	// hasty: the connection is lost at once, and not when the reply comes.
+	hasty atomic.Bool
 	// frozen: nothing passes any more, and no connection is closed.
 	frozen atomic.Bool
 }
@@ -87,6 +89,9 @@ func (p *proxy) serve(client net.Conn) {
 			return
 		}
 		if cut.Load() {
+			if p.hasty.Load() {
+				return
+			}
 			_, _ = io.Copy(io.Discard, client)
 			return
 		}

@@ -87,7 +87,7 @@ func prepare(tb testing.TB, db *sql.DB, d sqlstore.Dialect) {
 	tb.Helper()
 	migrated(tb, db, d)
 	run(tb, db, `CREATE TABLE ledger (operation VARCHAR(64) NOT NULL, run VARCHAR(64) NOT NULL, downstream VARCHAR(64) NOT NULL)`,
-		`CREATE TABLE begun (operation VARCHAR(64) NOT NULL)`)
+		`CREATE TABLE begun (operation VARCHAR(64) NOT NULL, process VARCHAR(64) NOT NULL)`)
 }
 
 // dialect is told by the driver.
@@ -168,7 +168,7 @@ func (a *application) operate(w http.ResponseWriter, r *http.Request, db *sql.DB
 		select {}
 	}
 	if a.Takes > 0 {
-		if _, err := db.ExecContext(r.Context(), a.spell("INSERT INTO begun (operation) VALUES (?)"), op.Key()); err != nil {
+		if _, err := db.ExecContext(r.Context(), a.spell("INSERT INTO begun (operation, process) VALUES (?, ?)"), op.Key(), a.Name); err != nil {
 			return err
 		}
 		select {

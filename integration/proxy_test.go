@@ -23,6 +23,8 @@ type proxy struct {
 	lost atomic.Int64
 	// hasty: the connection is lost at once, and not when the reply comes.
 	hasty atomic.Bool
+	// count is given what each connection sends; nil: nobody counts.
+	count func() io.Writer
 	// frozen: nothing passes any more, and no connection is closed.
 	frozen atomic.Bool
 }
@@ -72,12 +74,17 @@ func (p *proxy) serve(client net.Conn) {
 			}
 		}
 	}()
+	counted := io.Discard
+	if p.count != nil {
+		counted = p.count()
+	}
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := client.Read(buf)
 		if err != nil {
 			return
 		}
+		_, _ = counted.Write(buf[:n])
 		if p.frozen.Load() {
 			continue
 		}

@@ -157,7 +157,7 @@ func serveAndDie(ctx context.Context, a application, key string) (*answer, error
 		return nil, err
 	}
 	switch {
-	case got.err == nil && got.answer.status == http.StatusCreated:
+	case got.err == nil && got.status == http.StatusCreated:
 	case got.err == nil:
 		return nil, fmt.Errorf("the process answers %+v", got.answer)
 	case a.DiesAt == acknowledged:

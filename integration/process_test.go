@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	mathrand "math/rand/v2"
 	"net"
 	"net/http"
@@ -37,6 +38,7 @@ type application struct {
 	Takes   time.Duration // how long the operation does
 	DiesAt  point         // "": nowhere
 	reached func(point)   // nil: nobody is told
+	logger  *slog.Logger  // nil: silent
 }
 
 // mode is how the operation is guarded.
@@ -130,7 +132,7 @@ func (a *application) handler(db *sql.DB) (http.Handler, *server.Middleware, err
 	if err != nil {
 		return nil, nil, err
 	}
-	config := server.Config{Scope: server.SharedScope, Lease: a.Lease, MaxWaiters: 1000, ClaimFirst: a.Mode == claimFirst}
+	config := server.Config{Logger: a.logger, Scope: server.SharedScope, Lease: a.Lease, MaxWaiters: 1000, ClaimFirst: a.Mode == claimFirst}
 	switch a.Mode {
 	case wrapRecover:
 		config.Recover = a.recover(db)
@@ -271,7 +273,7 @@ func runApplication(text string) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(4)
 	}()
-	var a application
+	a := application{logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	fail(json.Unmarshal([]byte(text), &a))
 	db, err := sql.Open(a.Driver, a.DSN)
 	fail(err)
@@ -294,7 +296,7 @@ type process struct {
 }
 
 // start starts the application in a process of its own. It has to be killed.
-func (a application) start(ctx context.Context) (*process, error) {
+func (a *application) start(ctx context.Context) (*process, error) {
 	text, err := json.Marshal(a)
 	if err != nil {
 		return nil, err

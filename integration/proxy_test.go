@@ -31,9 +31,14 @@ type proxy struct {
 
 func newProxy(t *testing.T, upstream string) *proxy {
 	t.Helper()
+	return newCountingProxy(t, upstream, nil)
+}
+
+func newCountingProxy(t *testing.T, upstream string, count func() io.Writer) *proxy {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &proxy{Listener: l, upstream: upstream}
+	p := &proxy{Listener: l, upstream: upstream, count: count}
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

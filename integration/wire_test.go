@@ -88,9 +88,8 @@ func mysqlFrame(data []byte, _ bool) (length int, asks bool) {
 func TestTally(t *testing.T) {
 	t.Parallel()
 	for _, e := range engines {
-		p, dsn := newProxy(t, e.server.get(t).Addr()), e.create(t)
 		var queries tally
-		p.count = queries.counter(e.dialect)
+		p, dsn := newCountingProxy(t, e.server.get(t).Addr(), queries.counter(e.dialect)), e.create(t)
 		// One connection, as a pool may ask whether it is still there.
 		conn, err := open(t, e.driver, through(dsn, p.port())).Conn(t.Context())
 		require.NoError(t, err)

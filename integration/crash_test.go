@@ -20,10 +20,6 @@ import (
 // there when it is back; whatever was not is decided by asking again.
 func TestDatabaseKilledUnderLoad(t *testing.T) {
 	t.Parallel()
-	rounds := 20
-	if raceDetector || testing.Short() {
-		rounds = 4
-	}
 	for _, tt := range []struct {
 		engine
 		make func() (*dbtest.Server, error)
@@ -53,7 +49,7 @@ func TestDatabaseKilledUnderLoad(t *testing.T) {
 				require.NoError(t, err)
 				l.handlers = append(l.handlers, h)
 			}
-			for range rounds {
+			for range twenty() {
 				l.round(t, own)
 			}
 			assert.Zero(t, db.Stats().InUse)

@@ -42,8 +42,6 @@ func (l lossy) connect(t *testing.T) (p *proxy, direct, dsn string) {
 	return p, direct, through(direct, p.port())
 }
 
-const lossyRounds = 20
-
 // B237, F2, F16: the database does what it was asked, and its reply is lost on
 // the way. The call is sent again, and knows its own work.
 func TestLostReplyOverTheNetwork(t *testing.T) {
@@ -61,7 +59,8 @@ func TestLostReplyOverTheNetwork(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, ok)
 			}
-			for range lossyRounds {
+			rounds := twenty()
+			for range rounds {
 				c := newClaim()
 				row, _, err := s.Claim(lose("INSERT"), c)
 				require.NoError(t, err)
@@ -99,7 +98,7 @@ func TestLostReplyOverTheNetwork(t *testing.T) {
 					return err == nil && found && row.State == server.Done && row.Owner == inTx.Owner
 				}, 5*time.Second, 5*time.Millisecond)
 			}
-			assert.EqualValues(t, 9*lossyRounds, p.lost.Load(), "all were lost")
+			assert.EqualValues(t, 9*rounds, p.lost.Load(), "all were lost")
 		})
 	}
 }
@@ -142,8 +141,8 @@ func lostCommits(t *testing.T, tt lossy, m mode, hasty bool) {
 	}}
 	h, _, err := a.handler(open(t, tt.driver, lossy))
 	require.NoError(t, err)
-	atOnce := 0
-	for round := range lossyRounds {
+	rounds, atOnce := twenty(), 0
+	for round := range rounds {
 		key := fmt.Sprint(round)
 		var got answer
 		first = true
@@ -158,10 +157,10 @@ func lostCommits(t *testing.T, tt lossy, m mode, hasty bool) {
 		require.NoError(t, err)
 		require.Equal(t, map[string]int{got.body: 1}, runs)
 	}
-	assert.EqualValues(t, lossyRounds, p.lost.Load(), "all were lost")
-	t.Logf("%d of %d were answered at once", atOnce, lossyRounds)
+	assert.EqualValues(t, rounds, p.lost.Load(), "all were lost")
+	t.Logf("%d of %d were answered at once", atOnce, rounds)
 	if !hasty { // it was done when the application asked
-		assert.Equal(t, lossyRounds, atOnce)
+		assert.Equal(t, rounds, atOnce)
 	}
 }
 

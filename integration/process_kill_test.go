@@ -53,10 +53,6 @@ func (p point) after(m mode) outcome {
 // one effect, whatever happened; and an answer that was given is given again.
 func TestKilledApplication(t *testing.T) {
 	t.Parallel()
-	rounds := 2 * len(deaths) // of each mode
-	if raceDetector || testing.Short() {
-		rounds = len(deaths) / 2
-	}
 	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
@@ -67,7 +63,7 @@ func TestKilledApplication(t *testing.T) {
 			all(t, len(modes), func(i int) error {
 				a := application{Name: "first", Driver: e.driver, DSN: dsn, Mode: modes[i], Lease: mortalLease}
 				next := application{Name: "second", Driver: e.driver, Mode: modes[i], Lease: time.Minute}
-				for round := range rounds {
+				for round := range twenty() { // of each mode
 					a.DiesAt = deaths[(round+i*3)%len(deaths)]
 					key := fmt.Sprintf("%d-%d", i, round)
 					if err := death(t.Context(), a, next, db, key); err != nil {

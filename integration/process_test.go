@@ -70,6 +70,15 @@ const (
 	whenever     point = "at any moment"
 )
 
+// twenty is how many rounds there are, or a part of it where the machine has
+// enough to do.
+func twenty() int {
+	if raceDetector || testing.Short() {
+		return 5
+	}
+	return 20
+}
+
 // engine is a database to run an application over.
 type engine struct {
 	name, driver string

@@ -75,7 +75,8 @@ func postgresFrame(data []byte, first bool) (length int, asks bool) {
 }
 
 // mysqlFrame is postgresFrame for COM_QUERY, COM_STMT_PREPARE and
-// COM_STMT_EXECUTE.
+// COM_STMT_EXECUTE. Without interpolateParams in the DSN each query is the last
+// two.
 func mysqlFrame(data []byte, _ bool) (length int, asks bool) {
 	if len(data) < 5 {
 		return 0, false

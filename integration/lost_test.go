@@ -67,7 +67,7 @@ func TestLostReplyOverTheNetwork(t *testing.T) {
 				require.Equal(t, c.Owner, row.Owner, "the claim is its own")
 				yes(s.Renew(lose("UPDATE"), holdOf(c), time.Millisecond))
 				time.Sleep(2 * time.Millisecond)
-				next := server.Takeover{ID: c.ID, Owner: rival(c).Owner, Generation: 1, Lease: time.Minute}
+				next := server.Takeover{ID: c.ID, Owner: rival(c).Owner, From: c.Owner, Generation: 1, Lease: time.Minute}
 				yes(s.Takeover(lose("UPDATE"), next))
 				yes(s.Complete(lose("UPDATE"), server.Hold{ID: c.ID, Owner: next.Owner, Generation: 2}, result(c)))
 				yes(s.Settle(lose("UPDATE"), c.ID, 2, result(rival(c))))

@@ -53,7 +53,7 @@ func (p point) after(m mode) outcome {
 // one effect, whatever happened; and an answer that was given is given again.
 func TestKilledApplication(t *testing.T) {
 	t.Parallel()
-	for _, e := range engines {
+	for _, e := range append(engines, sqliteEngine) {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
 			dsn := e.create(t)

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemore-go/oncemore/internal/sqlitetest"
 	"github.com/oncemore-go/oncemore/server"
 	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
@@ -93,6 +94,8 @@ var engines = []engine{
 	{"MariaDB", "mysql", sqlstore.MySQL, &servers.mariadb, func(tb testing.TB) string { tb.Helper(); return newMariaDB(tb)("interpolateParams=true") }},
 }
 
+var sqliteEngine = engine{"SQLite", "sqlite", sqlstore.SQLite, nil, func(tb testing.TB) string { tb.Helper(); return sqlitetest.DSN(tb.TempDir() + "/a.db") }}
+
 // prepare makes the tables that applications share.
 func prepare(tb testing.TB, db *sql.DB, d sqlstore.Dialect) {
 	tb.Helper()
@@ -105,6 +108,9 @@ func prepare(tb testing.TB, db *sql.DB, d sqlstore.Dialect) {
 func (a *application) dialect() sqlstore.Dialect {
 	if a.Driver == "mysql" {
 		return sqlstore.MySQL
+	}
+	if a.Driver == "sqlite" {
+		return sqlstore.SQLite
 	}
 	return sqlstore.Postgres
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -76,6 +77,7 @@ type batcher struct {
 	mu      sync.Mutex
 	slots   int // that are free; less than none where a few more went straight through
 	few     int // how many calls may be here before one has to queue
+	alike   bool
 	present int // how many are
 	queue   []*op
 }
@@ -149,13 +151,14 @@ func (b *batcher) withdraw(o *op) bool {
 
 // take takes a batch out of the queue, with own in it, in the order of the ids:
 // two batches that lock rows in the same order can't wait for each other. The
-// second call for an id is left for the next batch.
+// second call for an id is left for the next batch, and one of the other kind
+// where they have to be alike.
 func (b *batcher) take(own *op) []*op {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	batch, ids, size := []*op{own}, map[server.ID]bool{own.id: true}, len(own.data())
 	b.queue = slices.DeleteFunc(b.queue, func(o *op) bool {
-		if len(batch) == maxBatch || ids[o.id] || size+len(o.data()) > maxTogether {
+		if len(batch) == maxBatch || ids[o.id] || b.alike && (o.claim == nil) != (own.claim == nil) || size+len(o.data()) > maxTogether {
 			return false
 		}
 		batch, ids[o.id], size = append(batch, o), true, size+len(o.data())
@@ -248,7 +251,11 @@ func (s *Store) lead(ctx context.Context, own *op) verdict {
 			}
 		}
 	}()
-	found, err := s.d.runBatch(work, s, func() []*op { batch = s.batch.take(own); return batch })
+	found, err := s.d.runBatch(work, s, func() []*op {
+		runtime.Gosched() // those who were just told may have their next call ready
+		batch = s.batch.take(own)
+		return batch
+	})
 	if err != nil {
 		return alone
 	}

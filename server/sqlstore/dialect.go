@@ -71,7 +71,8 @@ type dialect struct {
 	// if it won.
 	boundedInsert bool
 	// readFirst: looking before claiming costs next to nothing, and keeps a
-	// replay from asking for the only writer.
+	// replay from asking for the only writer. A claim that is likely to create
+	// the row does not look all the same.
 	readFirst bool
 	// prepares: statements outside of transactions are prepared once.
 	prepares bool
@@ -83,6 +84,9 @@ type dialect struct {
 	// few is how many claims and completions go straight through all the same,
 	// where the database commits several at a time.
 	few int
+	// alike: a batch has claims or completions, not both. Each is one statement,
+	// and one commit.
+	alike bool
 	// savepoint: a database that ends the transaction under the handler says so
 	// only by having forgotten its savepoints.
 	savepoint bool

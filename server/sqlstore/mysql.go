@@ -20,6 +20,7 @@ func mysql(d *dialect) {
 	d.autocommit = true
 	d.slots = 2
 	d.few = 8
+	d.alike = true
 	d.runBatch = runRows
 	d.maxData = 256 << 20
 	d.purgeBatch = 500
@@ -77,9 +78,7 @@ func (r rows) text(n int) string {
 	return r.first + strings.Repeat(r.row+r.between, n-1) + r.row + r.last
 }
 
-// runRows is dialect.runBatch by one statement for the claims and one for the
-// completions. Each commits by itself, which costs less than a transaction
-// around them would.
+// runRows is dialect.runBatch by one statement for all, which commits by itself.
 func runRows(ctx context.Context, s *Store, take func() []*op) ([]verdict, error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
@@ -87,78 +86,61 @@ func runRows(ctx context.Context, s *Store, take func() []*op) ([]verdict, error
 	}
 	defer func() { _ = conn.Close() }()
 	batch := take()
-	var claims, completions []any
-	nClaims := 0
+	claims := batch[0].claim != nil // as all of them
+	text := s.d.sql.completions.text(len(batch))
+	if claims {
+		text = s.d.sql.claims.text(len(batch))
+	}
+	var args []any
 	for _, o := range batch {
-		if o.claim != nil {
-			claims = append(claims, insertArgs(o.claim)...)
-			nClaims++
+		if claims {
+			args = append(args, insertArgs(o.claim)...)
 		} else {
-			completions = append(completions, o.completeArgs()...)
+			args = append(args, o.completeArgs()...)
 		}
 	}
-	nCompletions := len(batch) - nClaims
-	created, err := execRows(ctx, conn, s.d.sql.claims, nClaims, claims)
-	if err != nil {
-		return nil, err
-	}
-	completed, err := execRows(ctx, conn, s.d.sql.completions, nCompletions, completions)
+	n, err := exec(ctx, conn, text, args...)
 	if err != nil {
 		return nil, err
 	}
 	verdicts := make([]verdict, len(batch))
-	mine := map[server.ID]server.Token{}
-	if !created {
-		if mine, err = owners(ctx, conn, s.d.sql.owners, batch, nClaims); err != nil {
+	var owner map[server.ID]server.Token
+	if claims && n != int64(len(batch)) {
+		if owner, err = owners(ctx, conn, s.d.sql.owners, batch); err != nil {
 			return nil, err
 		}
 	}
 	for i, o := range batch {
 		switch {
-		case o.claim == nil && completed, o.claim != nil && (created || mine[o.id] == o.owner):
+		case n == int64(len(batch)), claims && owner[o.id] == o.owner:
 			verdicts[i] = settled
-		case o.claim != nil:
+		case claims:
 			verdicts[i] = refused
 		}
 	}
 	return verdicts, nil
 }
 
-// execRows runs the statement for n rows, and reports whether it changed all.
-func execRows(ctx context.Context, conn *sql.Conn, r rows, n int, args []any) (bool, error) {
-	if n == 0 {
-		return true, nil
+// owners reads who owns the rows that a batch of claims asks for.
+func owners(ctx context.Context, conn *sql.Conn, text rows, batch []*op) (map[server.ID]server.Token, error) {
+	args := make([]any, len(batch))
+	for i, o := range batch {
+		args[i] = o.id[:]
 	}
-	res, err := conn.ExecContext(ctx, r.text(n), args...)
-	if err != nil {
-		return false, err
-	}
-	changed, err := res.RowsAffected()
-	return changed == int64(n), err
-}
-
-// owners reads who owns the rows that the claims of a batch ask for.
-func owners(ctx context.Context, conn *sql.Conn, r rows, batch []*op, n int) (map[server.ID]server.Token, error) {
-	args := make([]any, 0, n)
-	for _, o := range batch {
-		if o.claim != nil {
-			args = append(args, o.id[:])
-		}
-	}
-	found, err := conn.QueryContext(ctx, r.text(n), args...)
+	found, err := conn.QueryContext(ctx, text.text(len(batch)), args...)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = found.Close() }()
-	m := make(map[server.ID]server.Token, n)
+	owner := make(map[server.ID]server.Token, len(batch))
 	for found.Next() {
-		var id, owner sql.RawBytes
-		if err := found.Scan(&id, &owner); err != nil {
+		var id, token sql.RawBytes
+		if err := found.Scan(&id, &token); err != nil {
 			return nil, err
 		}
-		if len(id) == len(server.ID{}) && len(owner) == len(server.Token{}) {
-			m[server.ID(id)] = server.Token(owner)
+		if len(id) == len(server.ID{}) && len(token) == len(server.Token{}) {
+			owner[server.ID(id)] = server.Token(token)
 		}
 	}
-	return m, errors.Join(found.Err(), found.Close())
+	return owner, errors.Join(found.Err(), found.Close())
 }

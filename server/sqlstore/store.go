@@ -50,7 +50,7 @@ func New(db *sql.DB, d Dialect) (*Store, error) {
 	if s.d.oneWriter {
 		s.writer = make(gate, 1)
 	}
-	s.batch.slots, s.batch.few = s.d.slots, s.d.few
+	s.batch.slots, s.batch.few, s.batch.alike = s.d.slots, s.d.few, s.d.alike
 	return s, nil
 }
 
@@ -84,7 +84,7 @@ func (s *Store) Claim(ctx context.Context, c server.Claim) (row server.Row, foun
 			s.learn(row.Owner != c.Owner)
 		}
 	}()
-	if c.MustExist || s.d.readFirst || s.streak.Load() <= -sure {
+	if streak := s.streak.Load(); c.MustExist || streak <= -sure || s.d.readFirst && streak < sure {
 		row, found, err = s.peek(ctx, c)
 		if err != nil || found || c.MustExist {
 			return row, found, err

@@ -53,31 +53,9 @@ func TestGalera(t *testing.T) {
 	})
 	for _, inTx := range []bool{false, true} {
 		t.Run(fmt.Sprintf("one winner a key over both, in a transaction %t", inTx), func(t *testing.T) {
-			const keys, arrivals = 60, 24
-			winners := make([]atomic.Int32, keys)
-			answers := make([]atomic.Pointer[string], keys)
-			ops := make([]server.Claim, keys)
-			for i := range ops {
-				ops[i] = newClaim()
-			}
-			all(t, arrivals, func(worker int) error {
-				for i := range keys {
-					data, won, err := settled(t.Context(), nodes[worker%2], ops[i], inTx)
-					if err != nil {
-						return err
-					}
-					if won {
-						winners[i].Add(1)
-					}
-					if !answers[i].CompareAndSwap(nil, &data) && *answers[i].Load() != data {
-						return errors.New("two answers")
-					}
-				}
-				return nil
+			race(t, raced(), func(worker int, c server.Claim) (string, bool, error) {
+				return settled(t.Context(), nodes[worker%2], c, inTx)
 			})
-			for i := range keys {
-				assert.EqualValues(t, 1, winners[i].Load(), "winners of key %d", i)
-			}
 		})
 	}
 	t.Run("one takes over, over both", func(t *testing.T) {

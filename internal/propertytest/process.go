@@ -1,4 +1,4 @@
-package server_test
+package propertytest
 
 import (
 	"context"
@@ -148,10 +148,10 @@ func (p *process) call(ctx context.Context, do func(context.Context) (reply, err
 		_, _ = do(ctx)
 		return reply{}, errTrouble
 	case lateEffect:
-		go func() {
+		p.w.late.Go(func() {
 			time.Sleep(d)
 			_, _ = do(context.WithoutCancel(ctx))
-		}()
+		})
 		return reply{}, errTrouble
 	case slowCall:
 		if err = rest(ctx, d); err == nil {

@@ -1,4 +1,4 @@
-package server_test
+package propertytest
 
 import (
 	"context"
@@ -15,13 +15,17 @@ import (
 // world is one schedule: processes over one store, the requests that clients
 // send to them, and what happened.
 type world struct {
-	seed    uint64
-	cfg     server.Config
-	unit    time.Duration // a tenth of the lease
-	longest time.Duration // that a call of the store takes
-	journal *journal
-	over    chan struct{} // closed at the end: the dead may go
-	procs   []*process
+	seed     uint64
+	cfg      server.Config
+	unit     time.Duration // a tenth of the lease
+	longest  time.Duration // that a call of the store takes
+	journal  *journal
+	over     chan struct{} // closed at the end: the dead may go
+	procs    []*process
+	late     sync.WaitGroup               // what goes on beside the requests
+	busy     func(*server.Middleware) int // nil: nobody can tell
+	realTime bool                         // not in a bubble: what happens takes its time
+	slack    time.Duration                // how much, at most
 
 	mu        sync.Mutex
 	rng       *rand.Rand

@@ -1,4 +1,4 @@
-package server_test
+package propertytest
 
 import (
 	"context"
@@ -7,11 +7,10 @@ import (
 	"time"
 
 	"github.com/oncemore-go/oncemore/server"
-	"github.com/oncemore-go/oncemore/server/storetest"
 )
 
-// journal is the truth of a schedule: a store in memory that no fault reaches, and
-// a model beside it. It writes down every change that the store accepts, and
+// journal is the truth of a schedule: a store that no fault reaches, and a model
+// beside it. It writes down every change that the store accepts, and
 // says where the model does not allow it.
 //
 // In the model a row lives from the claim that creates it to its removal. In
@@ -19,7 +18,7 @@ import (
 // to ask what became of a run. One grant, or an operator, gives it its result.
 type journal struct {
 	w     *world
-	store *storetest.Memory
+	store Store
 
 	mu     sync.Mutex
 	lives  map[server.ID]*life // of the rows that are there
@@ -36,7 +35,8 @@ type life struct {
 	born      time.Time
 	expires   time.Time
 	purge     time.Time
-	grant     *grant // the newest
+	until     time.Time // the lease goes on at least so long
+	grant     *grant    // the newest
 	state     server.State
 	unknown   bool      // it was Unknown once
 	uncertain time.Time // since when
@@ -69,9 +69,9 @@ type result struct {
 	kept     bool // with its body, so that nobody may settle it
 }
 
-func newJournal(w *world) *journal {
+func newJournal(w *world, store Store) *journal {
 	return &journal{
-		w: w, store: storetest.NewMemory(), lives: make(map[server.ID]*life),
+		w: w, store: store, lives: make(map[server.ID]*life),
 		ids: make(map[identity]server.ID), owners: make(map[server.ID]identity), past: make(map[identity][]*life),
 		failed: make(map[identity]bool),
 	}
@@ -86,15 +86,44 @@ func (b *journal) row(ctx context.Context, id server.ID) (server.Row, bool) {
 	return row, found
 }
 
+// never expects no error: faults are this side of the store, and a call that has
+// begun is not broken off, since nobody would know whether it was done.
+func (b *journal) never(err error) {
+	if err != nil {
+		b.w.fault("the store: %v", err)
+	}
+}
+
+// Where calls take time, a lease or a TTL may end between a look at the row and
+// the call. So the model has ends of its own, which are early rather than late:
+// the store counts from a later instant, but may cut off less than this.
+const cutOff = time.Millisecond
+
+func (b *journal) notYet(end time.Time) bool {
+	return !b.w.realTime || time.Now().Before(end.Add(-cutOff))
+}
+
+// held reports whether the lease goes on.
+func (b *journal) held(id server.ID, before server.Row) bool {
+	l := b.lives[id]
+	return before.Live && (l == nil || b.notYet(l.until))
+}
+
 // Claim is allowed to create a row where there is none, or where a claim that
 // lapses finds one that has lapsed.
 func (b *journal) Claim(ctx context.Context, c server.Claim) (server.Row, bool, error) {
+	if err := ctx.Err(); err != nil {
+		return server.Row{}, false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	req := requestOf(ctx)
 	b.identify(req, c.ID)
 	before, had := b.row(ctx, c.ID)
+	now := time.Now()
 	row, found, err := b.store.Claim(ctx, c)
+	b.never(err)
 	if err != nil || !found || row.Owner != c.Owner || (had && before.Owner == c.Owner) {
 		return row, found, err
 	}
@@ -102,13 +131,16 @@ func (b *journal) Claim(ctx context.Context, c server.Claim) (server.Row, bool, 
 		b.w.fault("%v: a claim that must exist created a row", req)
 	}
 	if had {
-		if !c.Lapses || !before.Expired || (before.State == server.Running && before.Live) {
+		early := !before.Expired && b.notYet(b.lives[c.ID].expires)
+		if !c.Lapses || early || (before.State == server.Running && b.held(c.ID, before)) {
 			b.w.fault("%v: a claim replaced a row that has not lapsed", req)
 		}
 		b.remove(c.ID, "lapsed")
 	}
-	now := time.Now()
-	l := &life{who: req.who(), body: req.body, born: now, expires: now.Add(c.TTL), purge: now.Add(c.Keep), state: server.Running}
+	l := &life{
+		who: req.who(), body: req.body, born: now, expires: now.Add(c.TTL), purge: now.Add(c.Keep),
+		until: now.Add(c.Lease), state: server.Running,
+	}
 	b.lives[c.ID] = l
 	b.past[l.who] = append(b.past[l.who], l)
 	b.give(l, &grant{generation: 1, attempt: 1, req: req})
@@ -149,10 +181,16 @@ func (b *journal) remove(id server.ID, how string) {
 // Takeover is allowed for a row without a result that nobody else holds: to ask,
 // or to run again where configuration or application say so.
 func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, had := b.row(ctx, t.ID)
+	now := time.Now()
 	ok, err := b.store.Takeover(ctx, t)
+	b.never(err)
 	after, _ := b.row(ctx, t.ID)
 	if err != nil || !ok || after.Generation == before.Generation {
 		return ok, err
@@ -160,7 +198,7 @@ func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error)
 	req, l := requestOf(ctx), b.lives[t.ID]
 	cfg := &b.w.cfg
 	switch {
-	case !had || before.State == server.Done || before.Generation != t.Generation || (before.Live && before.Owner != t.Owner):
+	case !had || before.State == server.Done || before.Generation != t.Generation || before.Owner != t.From || (b.held(t.ID, before) && before.Owner != t.Owner):
 		b.w.fault("%v: took over a row that was not to be had", req)
 	case req == nil && t.Ask && settlementOf(ctx) != nil:
 	case req == nil:
@@ -175,6 +213,7 @@ func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error)
 	case cfg.Abandoned != server.RerunAbandoned || before.State != server.Running:
 		b.w.fault("%v: runs again what is not to be run again", req)
 	}
+	l.until = now.Add(t.Lease)
 	g := &grant{generation: after.Generation, attempt: after.Attempt, req: req, asks: t.Ask}
 	b.give(l, g)
 	if !t.Ask {
@@ -186,10 +225,19 @@ func (b *journal) Takeover(ctx context.Context, t server.Takeover) (bool, error)
 
 // Renew is allowed for the newest grant.
 func (b *journal) Renew(ctx context.Context, h server.Hold, lease time.Duration) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, had := b.row(ctx, h.ID)
+	now := time.Now()
 	ok, err := b.store.Renew(ctx, h, lease)
+	b.never(err)
+	if ok && had {
+		b.lives[h.ID].until = now.Add(lease)
+	}
 	if ok && err == nil && (!had || before.Owner != h.Owner || before.Generation != h.Generation || before.State == server.Done) {
 		b.w.fault("a stale hold was renewed")
 	}
@@ -200,10 +248,15 @@ func (b *journal) Renew(ctx context.Context, h server.Hold, lease time.Duration)
 // run, if that is one to keep, or as Unknown if there is none and an effect was
 // declared, or as the application decided.
 func (b *journal) Complete(ctx context.Context, h server.Hold, r server.Result) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, had := b.row(ctx, h.ID)
 	ok, err := b.store.Complete(ctx, h, r)
+	b.never(err)
 	req := requestOf(ctx)
 	b.w.note("%v: complete %v of generation %d: %t %v", req, r.State, h.Generation, ok, err)
 	if err != nil || !ok || before.State == server.Done {
@@ -265,10 +318,15 @@ func (b *journal) record(l *life, res *result, status int) {
 // Release is allowed for a run that had no result and declared no effect, and
 // for one that never began because its claim seemed to fail or in a shutdown.
 func (b *journal) Release(ctx context.Context, h server.Hold) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, had := b.row(ctx, h.ID)
 	ok, err := b.store.Release(ctx, h)
+	b.never(err)
 	_, has := b.row(ctx, h.ID)
 	if err != nil || !ok || !had || has {
 		return ok, err
@@ -298,17 +356,22 @@ func (b *journal) Lookup(ctx context.Context, id server.ID) (server.Row, bool, e
 
 // Settle is an operator's, never over a live run.
 func (b *journal) Settle(ctx context.Context, id server.ID, generation int64, r server.Result) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, _ := b.row(ctx, id)
 	ok, err := b.store.Settle(ctx, id, generation, r)
+	b.never(err)
 	after, _ := b.row(ctx, id)
 	if err != nil || !ok || before.Generation == after.Generation {
 		return ok, err
 	}
 	l := b.lives[id]
 	b.w.note("%v: settled", l.who)
-	if before.State == server.Running && before.Live {
+	if before.State == server.Running && b.held(id, before) {
 		b.w.fault("%v: settled while it runs", l.who)
 	}
 	l.state = server.Done
@@ -319,14 +382,19 @@ func (b *journal) Settle(ctx context.Context, id server.ID, generation int64, r 
 
 // Forget is an operator's, never over a live hold.
 func (b *journal) Forget(ctx context.Context, id server.ID) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, had := b.row(ctx, id)
 	ok, err := b.store.Forget(ctx, id)
+	b.never(err)
 	if err != nil || !ok || !had {
 		return ok, err
 	}
-	if before.State != server.Done && before.Live {
+	if before.State != server.Done && b.held(id, before) {
 		b.w.fault("%v: forgotten while it runs", b.lives[id].who)
 	}
 	b.w.note("%v: forgotten", b.lives[id].who)

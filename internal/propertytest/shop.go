@@ -1,51 +1,45 @@
-package server_test
+package propertytest
 
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/oncemore-go/oncemore/internal/sqlitetest"
 	"github.com/oncemore-go/oncemore/server"
 	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
-// TestPropertyTransactions lets several processes over one SQLite file run
-// handlers of WrapTx while statements fail, connections break, commits are lost
-// and processes die: what is charged and what is on record are the same.
-func TestPropertyTransactions(t *testing.T) {
-	t.Parallel()
-	const atOnce = 8
-	turns := make(chan struct{}, atOnce)
-	var wg sync.WaitGroup
-	schedules(t, 64, func(t *testing.T, seed uint64) {
-		turns <- struct{}{}
-		s := newShop(t, seed)
-		wg.Go(func() {
-			defer func() { <-turns }()
-			s.play(t)
-		})
-	})
-	wg.Wait()
+// Database is what a schedule of [PlayInTransactions] is over.
+type Database struct {
+	Dialect   sqlstore.Dialect
+	Truth     *sql.DB          // reached by no fault
+	Connector driver.Connector // to the same database; its statements have their arguments with them
+	Busy      func(*server.Middleware) int
 }
 
-// shop is a schedule over a real database.
+// PlayInTransactions plays a schedule in which several processes run handlers of
+// WrapTx while statements fail, connections break, commits are lost and processes
+// die: what is charged and what is on record are the same. It removes what an
+// earlier schedule has left in db.
+func PlayInTransactions(t *testing.T, seed uint64, db Database) {
+	t.Helper()
+	newShop(t, seed, db).play(t)
+}
+
+// shop is a schedule over a real database, in real time.
 type shop struct {
+	Database
 	seed  uint64
 	cfg   server.Config
-	truth *sql.DB // reached by no fault
-	store *sqlstore.Store
 	tills []*till
 	calm  bool // nothing fails
 
@@ -93,14 +87,19 @@ func (o *order) String() string { return fmt.Sprintf("order %d (%s %s)", o.n, o.
 
 type orderKey struct{}
 
-func newShop(t *testing.T, seed uint64) *shop {
+func newShop(t *testing.T, seed uint64, db Database) *shop {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
-	file := filepath.Join(t.TempDir(), "shop.db")
-	s := &shop{seed: seed, rng: rng, start: time.Now(), truth: sqlitetest.OpenFile(t, file)}
-	s.store = s.newStore(t, s.truth)
-	_, err := s.truth.ExecContext(t.Context(), `CREATE TABLE charges (key TEXT NOT NULL, nonce INTEGER NOT NULL)`)
-	require.NoError(t, err)
+	s := &shop{Database: db, seed: seed, rng: rng, start: time.Now()}
+	s.newStore(t, s.Truth)
+	for _, text := range []string{
+		"CREATE TABLE IF NOT EXISTS charges (name VARCHAR(20) NOT NULL, nonce INTEGER NOT NULL)",
+		"DELETE FROM charges", "DELETE FROM oncemore_keys",
+	} {
+		if _, err := s.Truth.ExecContext(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s.cfg = server.Config{
 		Scope:      server.SharedScope,
 		Lease:      pick(rng, 150*time.Millisecond, 300*time.Millisecond),
@@ -109,9 +108,11 @@ func newShop(t *testing.T, seed uint64) *shop {
 		ClaimFirst: rng.IntN(2) == 0,
 	}
 	trouble := pick(rng, 0, 0.05, 0.15, 0.3)
-	s.calm = trouble == 0
+	if s.calm = trouble == 0; s.calm && s.Dialect != sqlstore.SQLite {
+		s.cfg.Lease = 3 * time.Second // a slow machine is trouble too
+	}
 	for i := range 1 + rng.IntN(3) {
-		w := &wire{dsn: sqlitetest.DSN(file), rng: rand.New(rand.NewPCG(seed, uint64(2+i))), conns: make(map[*wireConn]struct{})}
+		w := &wire{database: s.Connector, rng: rand.New(rand.NewPCG(seed, uint64(2+i))), conns: make(map[*wireConn]struct{})}
 		till := s.addTill(t, string(rune('A'+i)), sql.OpenDB(w))
 		till.wire = w
 		w.trouble = trouble
@@ -121,16 +122,22 @@ func newShop(t *testing.T, seed uint64) *shop {
 
 func (s *shop) newStore(t *testing.T, db *sql.DB) *sqlstore.Store {
 	t.Helper()
-	store, err := sqlstore.New(db, sqlstore.SQLite)
-	require.NoError(t, err)
-	require.NoError(t, store.Migrate(t.Context()))
+	store, err := sqlstore.New(db, s.Dialect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	return store
 }
 
 func (s *shop) addTill(t *testing.T, name string, db *sql.DB) *till {
 	t.Helper()
 	mw, err := server.New(s.newStore(t, db), s.cfg)
-	require.NoError(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	till := &till{name: name, db: db, mw: mw, next: mw.WrapTx(s.charge)}
 	s.tills = append(s.tills, till)
 	return till
@@ -162,7 +169,7 @@ func (s *shop) charge(w http.ResponseWriter, r *http.Request, tx *sql.Tx) error 
 	if o.effect {
 		op.EffectStarted()
 	}
-	_, err := tx.ExecContext(r.Context(), "INSERT INTO charges (key, nonce) VALUES (?, ?)", o.key, o.nonce)
+	_, err := tx.ExecContext(r.Context(), s.bind("INSERT INTO charges (name, nonce) VALUES (?, ?)"), o.key, o.nonce)
 	if err != nil {
 		s.note("%v: insert: %v", o, err)
 		if lost := errors.Is(err, io.ErrUnexpectedEOF); !lost || !o.swallows {
@@ -222,9 +229,17 @@ func (o *order) charge() (n int) {
 	return n
 }
 
+// bind numbers the arguments of a statement where the database has them so.
+func (s *shop) bind(text string) string {
+	for n := 1; s.Dialect == sqlstore.Postgres && strings.Contains(text, "?"); n++ {
+		text = strings.Replace(text, "?", fmt.Sprint("$", n), 1)
+	}
+	return text
+}
+
 // charges counts lines in the books.
 func (s *shop) charges(where string, arg any) (n int) {
-	row := s.truth.QueryRowContext(context.Background(), "SELECT count(*) FROM charges WHERE "+where, arg)
+	row := s.Truth.QueryRowContext(context.Background(), s.bind("SELECT count(*) FROM charges WHERE "+where), arg)
 	if err := row.Scan(&n); err != nil {
 		s.fault("%v", err)
 	}
@@ -298,9 +313,9 @@ func (s *shop) play(t *testing.T) {
 // checkBooks: a charge for every success on record, and for nothing else.
 func (s *shop) checkBooks(t *testing.T, keys []string, orders []*order) {
 	t.Helper()
-	fresh := s.addTill(t, "fresh", s.truth)
+	fresh := s.addTill(t, "fresh", s.Truth)
 	for _, key := range keys {
-		before := s.charges("key = ?", key)
+		before := s.charges("name = ?", key)
 		rec, found, err := fresh.mw.Lookup(context.Background(), "shared", key)
 		if err != nil {
 			s.fault("%s: %v", key, err)
@@ -313,7 +328,7 @@ func (s *shop) checkBooks(t *testing.T, keys []string, orders []*order) {
 		again := &order{n: 1001, till: fresh, key: key, status: 201}
 		s.send(again)
 		orders = append(orders, probe, again)
-		switch after := s.charges("key = ?", key); {
+		switch after := s.charges("name = ?", key); {
 		case probe.success() && (after != 1 || !again.success() || probe.charge() != again.charge()):
 			s.fault("%s: %d charges; first %s, then %s", key, after, probe.word(), again.word())
 		case !probe.success() && (probe.word() != "unknown" || after != 0):
@@ -341,8 +356,10 @@ func (s *shop) checkBooks(t *testing.T, keys []string, orders []*order) {
 		}
 	}
 	for _, till := range s.tills {
-		if n := server.Busy(till.mw); n != 0 {
-			s.fault("%s: busy with %d keys, and nobody asks", till.name, n)
+		if s.Busy != nil {
+			if n := s.Busy(till.mw); n != 0 {
+				s.fault("%s: busy with %d keys, and nobody asks", till.name, n)
+			}
 		}
 		if err := till.mw.Shutdown(context.Background()); err != nil {
 			s.fault("%s: %v", till.name, err)
@@ -350,7 +367,7 @@ func (s *shop) checkBooks(t *testing.T, keys []string, orders []*order) {
 		if n := till.db.Stats().InUse; n != 0 {
 			s.fault("%s: %d connections in use, and nobody asks", till.name, n)
 		}
-		if till.db != s.truth {
+		if till.db != s.Truth {
 			_ = till.db.Close()
 		}
 	}

@@ -1,6 +1,7 @@
-package server_test
+package propertytest
 
 import (
+	"bytes"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -8,15 +9,13 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
-
-	"modernc.org/sqlite"
 )
 
 // wire is the network between one process and its database: a driver over the
 // driver, whose statements fail before they are run and after, and whose
 // connections break. What was open on a connection that breaks is rolled back.
 type wire struct {
-	dsn string
+	database driver.Connector
 
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -27,13 +26,13 @@ type wire struct {
 
 var errRefused = errors.New("the statement was refused")
 
-func (w *wire) Driver() driver.Driver { return &sqlite.Driver{} }
+func (w *wire) Driver() driver.Driver { return w.database.Driver() }
 
-func (w *wire) Connect(context.Context) (driver.Conn, error) {
+func (w *wire) Connect(ctx context.Context) (driver.Conn, error) {
 	if !w.alive() {
 		return nil, io.ErrUnexpectedEOF
 	}
-	conn, err := w.Driver().Open(w.dsn)
+	conn, err := w.database.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -44,6 +43,10 @@ func (w *wire) Connect(context.Context) (driver.Conn, error) {
 	c := &wireConn{wireable: full, w: w}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.dead {
+		_ = conn.Close()
+		return nil, io.ErrUnexpectedEOF
+	}
 	w.conns[c] = struct{}{}
 	return c, nil
 }
@@ -116,13 +119,18 @@ type wireConn struct {
 	broken bool
 }
 
-// snap breaks the connection.
+// snap breaks the connection, and has all of it ended at the database when it
+// returns. A connection that is broken already stays so.
 func (c *wireConn) snap() {
+	if c.broken {
+		return
+	}
 	c.broken = true
 	if c.tx != nil {
 		_ = c.tx.Rollback()
 		c.tx = nil
 	}
+	_ = c.wireable.Close()
 }
 
 // send runs a statement, or not.
@@ -161,14 +169,80 @@ func (c *wireConn) ExecContext(ctx context.Context, query string, args []driver.
 
 func (c *wireConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (rows driver.Rows, err error) {
 	err = c.send(func() error {
-		rows, err = c.wireable.QueryContext(ctx, query, args)
+		if rows, err = c.wireable.QueryContext(ctx, query, args); err == nil {
+			rows, err = buffer(rows)
+		}
 		return err
 	})
-	if err != nil && rows != nil {
-		_ = rows.Close()
-		rows = nil
+	if err != nil {
+		return nil, err
 	}
-	return rows, err
+	return rows, nil
+}
+
+// Prepare keeps the text: what is prepared is sent as all else is.
+func (c *wireConn) Prepare(query string) (driver.Stmt, error) { return &wireStmt{c, query}, nil }
+
+type wireStmt struct {
+	c     *wireConn
+	query string
+}
+
+func (s *wireStmt) Close() error { return nil }
+
+func (s *wireStmt) NumInput() int { return -1 } // it is not known
+
+func (s *wireStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return s.c.ExecContext(ctx, s.query, args)
+}
+
+func (s *wireStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return s.c.QueryContext(ctx, s.query, args)
+}
+
+var errNoContext = errors.New("a statement without a context")
+
+func (s *wireStmt) Exec([]driver.Value) (driver.Result, error) { return nil, errNoContext }
+
+func (s *wireStmt) Query([]driver.Value) (driver.Rows, error) { return nil, errNoContext }
+
+// bufferedRows are all there before their connection may break.
+type bufferedRows struct {
+	columns []string
+	left    [][]driver.Value
+}
+
+func buffer(from driver.Rows) (driver.Rows, error) {
+	r := &bufferedRows{columns: from.Columns()}
+	for {
+		row := make([]driver.Value, len(r.columns))
+		err := from.Next(row)
+		if errors.Is(err, io.EOF) {
+			return r, from.Close()
+		}
+		if err != nil {
+			return nil, errors.Join(err, from.Close())
+		}
+		for i, v := range row {
+			if b, ok := v.([]byte); ok {
+				row[i] = bytes.Clone(b) // it is the driver's until the next
+			}
+		}
+		r.left = append(r.left, row)
+	}
+}
+
+func (r *bufferedRows) Columns() []string { return r.columns }
+
+func (r *bufferedRows) Close() error { return nil }
+
+func (r *bufferedRows) Next(row []driver.Value) error {
+	if len(r.left) == 0 {
+		return io.EOF
+	}
+	copy(row, r.left[0])
+	r.left = r.left[1:]
+	return nil
 }
 
 func (c *wireConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
@@ -205,7 +279,7 @@ func (c *wireConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.snap()
-	return c.wireable.Close()
+	return nil
 }
 
 type wireTx struct{ c *wireConn }

@@ -105,7 +105,7 @@ func raced() int {
 	case testing.Short():
 		return 20
 	case raceDetector:
-		return 50
+		return 30
 	default:
 		return 1000
 	}
@@ -178,7 +178,7 @@ func TestOneWinnerAKey(t *testing.T) {
 				}
 				keys := raced()
 				if tt.fewer {
-					keys = min(keys, 50)
+					keys = max(keys/20, 10)
 				}
 				race(t, keys, func(_ int, c server.Claim) (string, bool, error) { return once(t.Context(), s, c, inTx) })
 			})

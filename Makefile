@@ -63,8 +63,9 @@ SCHEDULES ?= 200000
 
 # The same schedules as in the tests, but more of them: ONCEMORE_SEED repeats one.
 .PHONY: soak
-soak: ## Run SCHEDULES random schedules against the model of a key
+soak: ## Run SCHEDULES random schedules against the model of a key, and race for 1,000 keys on every database
 	ONCEMORE_SCHEDULES=$(SCHEDULES) $(GO) test -race -timeout 0 -run Property -count=1 ./server
+	cd integration && ONCEMORE_KEYS=1000 $(GO) test -timeout 0 -run 'TestOneWinnerAKey|TestGalera' -count=1 .
 
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME

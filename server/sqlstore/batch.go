@@ -75,10 +75,10 @@ type op struct {
 // batcher has the slots and the queue. While there is a queue, no slot is free.
 type batcher struct {
 	mu      sync.Mutex
-	slots   int // that are free; less than none where a few more went straight through
-	few     int // how many calls may be here before one has to queue
-	alike   bool
-	present int // how many are
+	slots   int  // that are free; less than none where a few more went straight through
+	few     int  // how many calls may be here before one has to queue
+	present int  // how many are
+	alike   bool // a batch has claims or completions, not both
 	queue   []*op
 }
 

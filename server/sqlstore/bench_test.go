@@ -1,16 +1,11 @@
 package sqlstore_test
 
 import (
-	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemore-go/oncemore/internal/sqlitetest"
-	"github.com/oncemore-go/oncemore/server"
 )
 
 // floor is the least that two durable writes of the same width cost.
@@ -77,57 +72,4 @@ func BenchmarkSQLite(b *testing.B) {
 			require.NoError(b, err)
 		}
 	})
-}
-
-// BenchmarkSQLiteWorkers compares 1 and 64 workers with the floor, which
-// has the same pool and lines up for the writer as the store does.
-func BenchmarkSQLiteWorkers(b *testing.B) {
-	pad, data := make([]byte, 200), make([]byte, 512)
-	for _, workers := range []int{1, 64} {
-		db := sqlitetest.Open(b)
-		db.SetMaxOpenConns(16)
-		db.SetMaxIdleConns(16)
-		s := migrated(b, db)
-		ctx := b.Context()
-		_, err := db.ExecContext(ctx, floorTable)
-		require.NoError(b, err)
-		writer := make(chan struct{}, 1)
-		exec := func(text string, args ...any) {
-			writer <- struct{}{}
-			_, err := db.ExecContext(ctx, text, args...)
-			<-writer
-			noError(b, err)
-		}
-		run := func(name string, one func(c server.Claim)) {
-			b.Run(fmt.Sprintf("%d/%s", workers, name), func(b *testing.B) {
-				b.ReportAllocs()
-				var left atomic.Int64
-				left.Store(int64(b.N))
-				var wg sync.WaitGroup
-				for range workers {
-					wg.Go(func() {
-						for left.Add(-1) >= 0 {
-							one(newClaim())
-						}
-					})
-				}
-				wg.Wait()
-			})
-		}
-		for range 2 { // interleaved: a disk has its moods
-			run("floor", func(c server.Claim) {
-				exec(floorInsert, c.ID[:], pad)
-				exec(floorUpdate, data, c.ID[:])
-			})
-			run("store", func(c server.Claim) {
-				_, _, err := s.Claim(ctx, c)
-				noError(b, err)
-				r := done()
-				r.Data = data
-				ok, err := s.Complete(ctx, holdOf(c), r)
-				noError(b, err)
-				assert.True(b, ok)
-			})
-		}
-	}
 }

@@ -141,10 +141,6 @@ func serveAndDie(ctx context.Context, a application, key string) (*answer, error
 		time.Sleep(rand.N(25 * time.Millisecond))
 		err = p.kill()
 		got = <-replies
-	case renewed:
-		time.Sleep(a.Lease * 3 / 2)
-		err = p.kill()
-		got = <-replies
 	default: // it kills itself, or has answered
 		got = <-replies
 		err = p.kill()

@@ -182,7 +182,8 @@ func (a *application) operate(w http.ResponseWriter, r *http.Request, db *sql.DB
 	}
 	a.at(begun)
 	if a.DiesAt == renewed {
-		select {}
+		time.Sleep(a.Lease * 3 / 2)
+		die()
 	}
 	if a.Takes > 0 {
 		if _, err := db.ExecContext(r.Context(), a.spell("INSERT INTO begun (operation, process) VALUES (?, ?)"), op.Key(), a.Name); err != nil {

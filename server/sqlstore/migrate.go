@@ -10,32 +10,35 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oncemore-go/oncemore/internal/upgrades"
 	"github.com/oncemore-go/oncemore/server"
 )
 
-// schemaVersion is that of the tables which this package makes. It is kept in
-// the comment of the table, which is part of the one statement that makes it.
-const schemaVersion = 1
-
 var errReadOnly = errors.New("the database is read-only, and a claim has to be written: use the primary")
 
+// The version of the schema is kept in the comment of the table, which is part of
+// the one statement that makes it.
 var versionText = regexp.MustCompile(`oncemore schema (\d+)`)
 
-// Migrate makes the table oncemore_keys where it is missing, and otherwise
-// checks that this package can work with the one that is there. Several
-// processes may call it at once. Where the table is there, it needs no right to
-// create anything.
+// Migrate makes the table oncemore_keys where it is missing, brings one of an
+// older schema to this package's, and checks that it can work with what is there
+// then. Rows are kept. Several processes may call it at once, while others work on
+// the table. Where the table is there and up to date, it needs no right to create
+// or to alter anything.
 //
-// A table of a newer schema, a database that takes no writes, and on SQLite a
-// DSN that lacks one of the settings of the package comment, are errors that
-// say so.
+// A table of a newer schema is an error, and is left as it is. So are a database
+// that takes no writes, and on SQLite a DSN that lacks one of the settings of the
+// package comment. All of them say so. An upgrade waits for open transactions, but
+// not for more than some seconds: then the error matches [server.ErrBusy], and the
+// table is as it was.
 func (s *Store) Migrate(ctx context.Context) error {
 	// Of several processes that open a new SQLite file at once one makes it
 	// WAL, and the others may be told that it is busy without any wait.
 	begin := time.Now()
 	for try := 0; ; try++ {
 		err := s.migrate(ctx)
-		again := s.d.classify(err) == locked && try < maxRetries && time.Since(begin) < patience
+		k := s.d.classify(err)
+		again := (k == transient || k == locked) && try < maxRetries && time.Since(begin) < patience
 		if !again || !pause(ctx, err, try) {
 			return err
 		}
@@ -52,23 +55,100 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err := check(ctx); err != nil {
 		return s.failMigrate(ctx, err)
 	}
+	newest := 1 + len(upgrades.Steps[s.d.name])
 	version, err := s.version(ctx, s.db)
-	if err == nil && version == 0 {
-		if err = s.makeTable(ctx); s.d.classify(err) == exists {
-			err = nil // somebody who doesn't take our lock was quicker
-		}
-		if err == nil {
-			version, err = s.version(ctx, s.db)
-		}
+	for err == nil && version < newest {
+		version, err = s.advance(ctx, version)
 	}
 	switch {
 	case err != nil:
 		return s.failMigrate(ctx, err)
-	case version > schemaVersion:
+	case version > newest:
 		return fmt.Errorf("sqlstore: migrate: table oncemore_keys has schema %d, and this version knows %d at most: upgrade the program before it runs on this database",
-			version, schemaVersion)
+			version, newest)
 	}
 	return s.probe(ctx)
+}
+
+// advance makes the table, or brings it to the next version, and returns the
+// version that is there then.
+func (s *Store) advance(ctx context.Context, version int) (int, error) {
+	statements := s.d.schema
+	if version > 0 {
+		statements = upgrades.Steps[s.d.name][version-1]
+	}
+	err := s.try(ctx, writes, func(ctx context.Context) error {
+		return s.changeSchema(ctx, version, statements)
+	})
+	// Whatever it says: somebody may have been quicker, or a reply been lost.
+	reached, lookErr := s.version(ctx, s.db)
+	switch {
+	case lookErr == nil && reached > version:
+		return reached, nil
+	case err == nil && lookErr == nil:
+		err = errors.New("its version was not left")
+	case err == nil:
+		err = lookErr
+	}
+	if version > 0 {
+		err = fmt.Errorf("table oncemore_keys has schema %d, and could not be brought to %d: %w", version, version+1, err)
+	}
+	return version, err
+}
+
+// changeSchema runs the statements that lead from a version to the next, unless
+// somebody has done so. They are in one transaction, which on MySQL is the
+// statement itself.
+//
+// A change of a table waits for every transaction that has used it, and all who
+// come later wait behind it. So it waits for a second, and is tried again.
+func (s *Store) changeSchema(ctx context.Context, version int, statements string) error {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if s.d == MySQL.dialect {
+		defer discard(conn) // or the setting would go back to the pool
+		if _, err := conn.ExecContext(ctx, `SET SESSION lock_wait_timeout = 1`); err != nil {
+			return err
+		}
+	}
+	var options *sql.TxOptions
+	if !s.d.oneWriter { // else it need not see what was committed while it lined up
+		options = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+	}
+	tx, err := conn.BeginTx(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if s.d == Postgres.dialect {
+		// "IF NOT EXISTS" is not atomic there: a lock lines up those who come at once.
+		if err := runAll(ctx, tx, `SELECT pg_advisory_xact_lock(hashtext('oncemore_keys'))`, `SET LOCAL lock_timeout = '1s'`); err != nil {
+			return err
+		}
+	}
+	if now, err := s.version(ctx, tx); err != nil || now != version {
+		return err
+	}
+	if err := runAll(ctx, tx, strings.Split(statements, ";\n")...); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// runAll runs statements, except for what is blank.
+func runAll(ctx context.Context, tx *sql.Tx, statements ...string) error {
+	for _, statement := range statements {
+		if strings.TrimSpace(statement) == "" {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) failMigrate(ctx context.Context, err error) error {
@@ -108,33 +188,6 @@ func (s *Store) probe(ctx context.Context) error {
 		return fmt.Errorf("sqlstore: migrate: table oncemore_keys is not as Schema makes it: %w", err)
 	}
 	return nil
-}
-
-// makeTable runs the schema in one transaction, which on MySQL is the statement
-// itself. "IF NOT EXISTS" is not atomic on PostgreSQL: there a lock lines up
-// those who come at once.
-func (s *Store) makeTable(ctx context.Context) error {
-	return s.run(ctx, "migrate", writes, func(ctx context.Context) error {
-		tx, err := s.db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }()
-		if s.d == Postgres.dialect {
-			if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock(hashtext('oncemore_keys'))`); err != nil {
-				return err
-			}
-		}
-		for statement := range strings.SplitSeq(s.d.schema, ";\n") {
-			if strings.TrimSpace(statement) == "" {
-				continue
-			}
-			if _, err := tx.ExecContext(ctx, statement); err != nil {
-				return err
-			}
-		}
-		return tx.Commit()
-	})
 }
 
 func (s *Store) checkPostgres(ctx context.Context) error {

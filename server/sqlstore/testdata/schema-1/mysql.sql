@@ -1,0 +1,20 @@
+CREATE TABLE IF NOT EXISTS oncemore_keys (
+    id          BINARY(32)     NOT NULL PRIMARY KEY COMMENT 'SHA-256 of scope and key; the key itself is nowhere',
+    fingerprint BINARY(32)     NOT NULL COMMENT 'SHA-256 of the request',
+    owner       BINARY(16)     NOT NULL COMMENT 'token of the arrival that holds the row, or held it last',
+    origin      BINARY(16)     NOT NULL COMMENT 'token of the arrival that created it',
+    generation  BIGINT         NOT NULL COMMENT 'one more at every takeover: the fence',
+    attempt     INT            NOT NULL COMMENT 'one more at every takeover that runs',
+    state       TINYINT        NOT NULL COMMENT '1 running, 2 done, 3 unknown',
+    status      INT            NOT NULL COMMENT 'HTTP status of the result, 0 if there is none',
+    lease_until DATETIME(6)    NOT NULL COMMENT 'UTC; 1970-01-01: nobody holds the row',
+    created_at  DATETIME(6)    NOT NULL COMMENT 'UTC',
+    executed_at DATETIME(6)    NULL     COMMENT 'UTC',
+    expires_at  DATETIME(6)    NOT NULL COMMENT 'UTC; past it the key is refused',
+    purge_at    DATETIME(6)    NOT NULL COMMENT 'UTC; past it the row may be purged',
+    scope       VARBINARY(255) NOT NULL COMMENT 'UTF-8; for support and for erasing a tenant; nothing is decided by it',
+    method      VARBINARY(255) NOT NULL,
+    route       VARBINARY(255) NOT NULL,
+    data        LONGBLOB       NULL     COMMENT 'the stored response',
+    KEY oncemore_keys_purge_at (purge_at)
+) ENGINE=InnoDB COMMENT='oncemore schema 1'

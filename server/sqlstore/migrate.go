@@ -107,15 +107,16 @@ func (s *Store) changeSchema(ctx context.Context, version int, statements string
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
+	// Its session is changed below, and after a commit that failed it may still be
+	// in the transaction: it does not go back to the pool.
+	defer discard(conn)
 	if s.d == MySQL.dialect {
-		defer discard(conn) // or the setting would go back to the pool
 		if _, err := conn.ExecContext(ctx, `SET SESSION lock_wait_timeout = 1`); err != nil {
 			return err
 		}
 	}
 	var options *sql.TxOptions
-	if !s.d.oneWriter { // else it need not see what was committed while it lined up
+	if !s.d.oneWriter { // or it might not see what is committed while it lines up
 		options = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 	}
 	tx, err := conn.BeginTx(ctx, options)

@@ -43,8 +43,9 @@ var (
 
 // Schema returns the DDL of d for teams that run their own migrations: one
 // statement for MySQL, statements that each end in ";\n" elsewhere. It is what
-// [Store.Migrate] runs, and a table made by it passes Migrate's check. Nothing
-// is created twice.
+// [Store.Migrate] runs for a new table, always of the newest version, and a table
+// made by it passes Migrate's check. Nothing is created twice, and an older table
+// is not upgraded by it.
 func Schema(d Dialect) string {
 	if d.dialect == nil {
 		return ""

@@ -1,7 +1,6 @@
 package sqlstore_test
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -116,12 +115,11 @@ func TestUpgradeFromManyAtOnce(t *testing.T) {
 		}
 		return nil
 	}}
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
+	var over atomic.Bool
 	served, serving := 0, make(chan error, 1)
 	go func() {
 		defer close(serving)
-		for ctx.Err() == nil {
+		for !over.Load() {
 			if err := once(t.Context(), old, newClaim()); err != nil {
 				serving <- err
 				return
@@ -138,9 +136,9 @@ func TestUpgradeFromManyAtOnce(t *testing.T) {
 		}
 		return stores[i].Migrate(t.Context())
 	})
-	require.NoError(t, once(t.Context(), old, newClaim()), "a program of before works on")
-	stop()
-	require.NoError(t, <-serving)
+	require.NoError(t, once(t.Context(), old, newClaim()))
+	over.Store(true)
+	require.NoError(t, <-serving, "a program of before works on")
 
 	assert.EqualValues(t, 2, steps.Load(), "the two statements of the step ran once")
 	assert.Equal(t, newest+1, version(t, db))

@@ -78,7 +78,9 @@ INSERT INTO oncemore_keys ` + insertColumns + `
 
 // many runs a batch: all of it in one statement, one round trip and one commit.
 // The rows are JSON, so that their number makes no other statement, and no
-// driver's arrays are needed.
+// driver's arrays are needed; what they have in bytes is in the third argument,
+// at the places that they say, because a driver and the server would take longer
+// to encode and decode it than to write it.
 //
 // A completion is written as an insert that always finds its row. An update
 // would join the table with the batch, and how is up to the planner: before it
@@ -87,70 +89,73 @@ INSERT INTO oncemore_keys ` + insertColumns + `
 // statement fail, and nothing of the batch is done.
 var many = `WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '` + bound(batchWait) + `', true) AS new),
 claimed AS (INSERT INTO oncemore_keys ` + insertColumns + `
- SELECT decode(id, 'base64'), decode(fingerprint, 'base64'), decode(owner, 'base64'), decode(owner, 'base64'),
+ SELECT substring($3::bytea FROM at FOR 32), substring($3::bytea FROM at + 32 FOR 32),
+ substring($3::bytea FROM at + 64 FOR 16), substring($3::bytea FROM at + 64 FOR 16),
  clock_timestamp() + lease * interval '1 microsecond', clock_timestamp(),
  clock_timestamp() + ttl * interval '1 microsecond', clock_timestamp() + keep * interval '1 microsecond',
  scope, method, route, 1, 1, 1, 0
- FROM bound, json_to_recordset(?::text::json) AS batch(id text, fingerprint text, owner text,
+ FROM bound, json_to_recordset($1::text::json) AS batch(at integer,
  lease bigint, ttl bigint, keep bigint, scope text, method text, route text) WHERE bound.new IS NOT NULL
  ON CONFLICT (id) DO NOTHING RETURNING id, owner, 1),
 completed AS (INSERT INTO oncemore_keys (id, fingerprint, owner, origin, lease_until, created_at, expires_at, purge_at,
  scope, method, route, generation, attempt, state, status, data, executed_at)
- SELECT decode(id, 'base64'), '', decode(owner, 'base64'), '', {never}, {never}, {never}, {never},
- '', '', '', generation, 0, state, status, decode(data, 'base64'), timestamptz 'epoch' + executed * interval '1 microsecond'
- FROM bound, json_to_recordset(?::text::json) AS batch(id text, owner text, generation bigint,
- state smallint, status integer, data text, executed bigint) WHERE bound.new IS NOT NULL
+ SELECT substring($3::bytea FROM at FOR 32), '', substring($3::bytea FROM at + 32 FOR 16), '', {never}, {never}, {never}, {never},
+ '', '', '', generation, 0, state, status, substring($3::bytea FROM at + 48 FOR size), timestamptz 'epoch' + executed * interval '1 microsecond'
+ FROM bound, json_to_recordset($2::text::json) AS batch(at integer, size integer, generation bigint,
+ state smallint, status integer, executed bigint) WHERE bound.new IS NOT NULL
  ON CONFLICT (id) DO UPDATE SET state = excluded.state, status = excluded.status, data = excluded.data,
  executed_at = excluded.executed_at, lease_until = excluded.lease_until
  WHERE oncemore_keys.owner = excluded.owner AND oncemore_keys.generation = excluded.generation
  AND oncemore_keys.state <> 2 RETURNING id, owner, 1 / attempt)
 SELECT * FROM claimed UNION ALL SELECT * FROM completed`
 
-// manyClaim and manyCompletion are the rows of many. Bytes are base64 there.
+// manyClaim and manyCompletion are the rows of many. At is where their bytes
+// begin, counted from 1: id, fingerprint, owner; id, owner, data.
 type manyClaim struct {
-	ID          []byte `json:"id"`
-	Fingerprint []byte `json:"fingerprint"`
-	Owner       []byte `json:"owner"`
-	Lease       int64  `json:"lease"`
-	TTL         int64  `json:"ttl"`
-	Keep        int64  `json:"keep"`
-	Scope       string `json:"scope"`
-	Method      string `json:"method"`
-	Route       string `json:"route"`
+	At     int    `json:"at"`
+	Lease  int64  `json:"lease"`
+	TTL    int64  `json:"ttl"`
+	Keep   int64  `json:"keep"`
+	Scope  string `json:"scope"`
+	Method string `json:"method"`
+	Route  string `json:"route"`
 }
 
 type manyCompletion struct {
-	ID         []byte `json:"id"`
-	Owner      []byte `json:"owner"`
-	Generation int64  `json:"generation"`
-	State      any    `json:"state"`
-	Status     any    `json:"status"`
-	Data       any    `json:"data"`
-	Executed   any    `json:"executed"`
+	At         int   `json:"at"`
+	Size       *int  `json:"size"` // of the data; nil for NULL
+	Generation int64 `json:"generation"`
+	State      any   `json:"state"`
+	Status     any   `json:"status"`
+	Executed   any   `json:"executed"`
 }
 
 // manyArgs are the arguments of many.
 func manyArgs(batch []*op) ([]any, error) {
-	claims, completions := []manyClaim{}, []manyCompletion{}
+	claims, completions, heap := []manyClaim{}, []manyCompletion{}, []byte{}
 	for _, o := range batch {
+		at := len(heap) + 1
 		if c := o.claim; c != nil {
+			heap = append(append(append(heap, c.ID[:]...), c.Fingerprint[:]...), c.Owner[:]...)
 			claims = append(claims, manyClaim{
-				c.ID[:], c.Fingerprint[:], c.Owner[:], micros(c.Lease), micros(c.TTL), micros(c.Keep),
-				label(c.Scope), label(c.Method), label(c.Route),
+				at, micros(c.Lease), micros(c.TTL), micros(c.Keep), label(c.Scope), label(c.Method), label(c.Route),
 			})
 			continue
 		}
-		completions = append(completions, manyCompletion{
-			o.id[:], o.owner[:], o.generation,
-			o.result[0], o.result[1], o.result[2], o.result[3],
-		})
+		data := o.data()
+		heap = append(append(append(heap, o.id[:]...), o.owner[:]...), data...)
+		var size *int
+		if data != nil {
+			size = new(len(data))
+		}
+		completions = append(completions, manyCompletion{at, size, o.generation, o.result[0], o.result[1], o.result[3]})
 	}
 	first, err := json.Marshal(claims)
 	if err != nil {
 		return nil, err
 	}
 	second, err := json.Marshal(completions)
-	return []any{string(first), string(second)}, err
+	return []any{string(first), string(second), heap}, err
 }
 
 // runMany is dialect.runBatch by the statement many.

@@ -13,7 +13,7 @@ package upgrades
 //   - fails where it has run, and changes nothing. An ALTER TABLE that adds
 //     something does. On MySQL nothing else stops the second of two processes;
 //   - leaves "oncemore schema N" where the version is kept: in the comment of the
-//     table, and on SQLite in the definition of a column that it adds;
+//     table, and on SQLite in the definition of a column or an index that it adds;
 //   - is done in five seconds however many rows there are, and is waited for by
 //     everybody: it changes the catalog, and no row;
 //   - adds only what may be left out, because programs of the version before go

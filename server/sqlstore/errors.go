@@ -25,7 +25,6 @@ const (
 	missing               // the table is not there
 	readOnly              // the database takes no writes
 	tooLarge              // the statement is more than the database takes
-	exists                // what was to be created is there
 )
 
 var (
@@ -86,8 +85,6 @@ func postgresKind(err error) kind {
 		return readOnly
 	case "54000": // program_limit_exceeded
 		return tooLarge
-	case "23505", "42P07", "42710": // unique_violation, duplicate_table, duplicate_object
-		return exists
 	}
 	if strings.HasPrefix(code, "08") { // connection_exception
 		return transient
@@ -123,8 +120,6 @@ func mysqlKind(err error) kind {
 		return readOnly
 	case 1153, 1118, 1301, 1406: // packet, row, function result, column
 		return tooLarge
-	case 1050: // ER_TABLE_EXISTS_ERROR
-		return exists
 	}
 	return other
 }

@@ -51,7 +51,7 @@ func TestErrorsOfDrivers(t *testing.T) {
 		{Postgres, sqlStateError("25P02"), aborted},
 		{Postgres, sqlStateError("42P01"), missing},
 		{Postgres, sqlStateError("25006"), readOnly},
-		{Postgres, sqlStateError("23505"), exists},
+		{Postgres, sqlStateError("23505"), other},
 		{Postgres, sqlStateError("22001"), other},
 		{Postgres, &mySQLError{1213}, other},
 
@@ -63,7 +63,6 @@ func TestErrorsOfDrivers(t *testing.T) {
 		{MySQL, &mySQLError{1146}, missing},
 		{MySQL, &mySQLError{1290}, readOnly},
 		{MySQL, &mySQLError{1153}, tooLarge},
-		{MySQL, &mySQLError{1050}, exists},
 		{MySQL, &mySQLError{1064}, other},
 		{MySQL, errors.New("invalid connection"), transient},
 		{MySQL, errors.New("packet for query is too large. Try adjusting the `Config.MaxAllowedPacket`"), tooLarge},

@@ -38,6 +38,9 @@ func (s *Store) BeginTx(ctx context.Context, c *server.Claim) (server.Tx, server
 	begin := time.Now()
 	for try := 0; ; try++ {
 		t, row, found, err := s.begin(ctx, c)
+		if c != nil && err == nil && found {
+			s.learn(row.Owner != c.Owner)
+		}
 		switch {
 		case t != nil:
 			return t, row, found, nil
@@ -62,7 +65,7 @@ func (s *Store) begin(ctx context.Context, c *server.Claim) (t *tx, row server.R
 		row, found, err = s.read(ctx, *c)
 		return err
 	}
-	if c != nil && (c.MustExist || s.d.readFirst) {
+	if c != nil && (c.MustExist || s.d.readFirst || s.streak.Load() <= -sure) {
 		if err := s.try(ctx, reads, read); err != nil || found || c.MustExist {
 			return nil, row, found, err
 		}

@@ -30,7 +30,7 @@ var newest = 1 + len(upgrades.Steps["sqlite"])
 var nextSteps = []string{
 	fmt.Sprintf("ALTER TABLE oncemore_keys ADD COLUMN extra TEXT NOT NULL DEFAULT 'none' /* oncemore schema %d */;\n"+
 		"ALTER TABLE oncemore_keys ADD COLUMN more INTEGER;\n", newest+1),
-	fmt.Sprintf("ALTER TABLE oncemore_keys ADD COLUMN again INTEGER /* oncemore schema %d */;\n", newest+2),
+	fmt.Sprintf("CREATE INDEX again ON oncemore_keys (extra) /* oncemore schema %d */;\n", newest+2),
 }
 
 // learn makes this a later program, until forget or the end of the test.
@@ -53,7 +53,7 @@ func text(tb testing.TB, db *sql.DB, query string) (s string) {
 // version is what the table says of itself.
 func version(tb testing.TB, db *sql.DB) (n int) {
 	tb.Helper()
-	all := text(tb, db, `SELECT sql FROM sqlite_master WHERE name = 'oncemore_keys'`)
+	all := text(tb, db, `SELECT group_concat(sql) FROM sqlite_master WHERE tbl_name = 'oncemore_keys'`)
 	_, err := fmt.Sscanf(all[strings.LastIndex(all, "oncemore schema"):], "oncemore schema %d", &n)
 	require.NoError(tb, err)
 	return n

@@ -11,7 +11,7 @@ import (
 // how many there were. It never removes a running or an unknown row; [Store.Unsettled]
 // counts those.
 //
-// It works in batches (50 rows on SQLite, 500 on MySQL, 2,000 on PostgreSQL)
+// It works in batches (25 rows on SQLite, 500 on MySQL, 2,000 on PostgreSQL)
 // and pauses four times as long as each took, so that those who serve requests
 // get their turn. Any number of processes may purge at once.
 func (s *Store) Purge(ctx context.Context) (int64, error) {

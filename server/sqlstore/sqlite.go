@@ -19,7 +19,7 @@ func sqlite(d *dialect) {
 	d.runBatch = runInTx
 	d.savepoint = true
 	d.maxData = 256 << 20
-	d.purgeBatch = 50 // the only writer waits for it
+	d.purgeBatch = 25 // the only writer waits for it
 	d.kindOf = sqliteKind
 	d.syntax = syntax{
 		now:    now,

@@ -58,6 +58,27 @@ func TestGalera(t *testing.T) {
 			})
 		})
 	}
+	t.Run("batches collide over both", func(t *testing.T) {
+		const keys = 64
+		for range twenty() {
+			ops := make([]server.Claim, keys)
+			var winners [keys]atomic.Int32
+			for i := range ops {
+				ops[i] = newClaim()
+			}
+			all(t, 2*keys, func(i int) error {
+				c := rival(ops[i/2])
+				row, _, err := nodes[i%2].Claim(t.Context(), c)
+				if row.Owner == c.Owner {
+					winners[i/2].Add(1)
+				}
+				return err
+			})
+			for i := range winners {
+				assert.EqualValues(t, 1, winners[i].Load())
+			}
+		}
+	})
 	t.Run("one takes over, over both", func(t *testing.T) {
 		for range 30 {
 			c := newClaim()

@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -101,19 +99,15 @@ func once(ctx context.Context, s *sqlstore.Store, c server.Claim, inTx bool) (da
 	return string(row.Data), false, nil
 }
 
-// raced is how many keys a race is for: ONCEMORE_KEYS, or as many as there is
-// time for. make soak asks for a thousand.
+// raced is how many keys a race is for.
 func raced() int {
-	if n, err := strconv.Atoi(os.Getenv("ONCEMORE_KEYS")); err == nil && n > 0 {
-		return n
-	}
 	switch {
 	case testing.Short():
 		return 20
 	case raceDetector:
 		return 30
 	default:
-		return 200
+		return 1000
 	}
 }
 
@@ -184,7 +178,7 @@ func TestOneWinnerAKey(t *testing.T) {
 				}
 				keys := raced()
 				if tt.fewer {
-					keys = max(keys/20, 10)
+					keys = max(keys/50, 10)
 				}
 				race(t, keys, func(_ int, c server.Claim) (string, bool, error) { return once(t.Context(), s, c, inTx) })
 			})

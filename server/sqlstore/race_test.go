@@ -19,7 +19,7 @@ import (
 // 64 goroutines send each of many keys, in a transaction and without: one of
 // them runs, nobody sees an error, and all get the winner's bytes.
 func TestOneWinnerAKey(t *testing.T) {
-	keys := 300
+	keys := 1000
 	switch {
 	case testing.Short():
 		keys = 20

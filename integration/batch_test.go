@@ -1,9 +1,11 @@
 package integration_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -187,6 +189,58 @@ func TestBatchAnswersEach(t *testing.T) {
 			row, _, err := s.Lookup(ctx, taken2.ID)
 			require.NoError(t, err)
 			assert.Equal(t, server.Running, row.State)
+		})
+	}
+}
+
+// What a batch stores is byte for byte what each call has sent, and to the
+// microsecond.
+func TestBatchKeepsWhatItIsGiven(t *testing.T) {
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	datas := [][]byte{
+		nil, []byte(""), []byte("\x00"), []byte("\xff"), every, []byte(`\x41`), []byte(`\\'"$1?{now}')--`), nil, []byte(""),
+		bytes.Repeat([]byte{0}, 16<<10), bytes.Repeat([]byte{'\\'}, 16<<10), bytes.Repeat(every, 64),
+	}
+	for range 28 {
+		datas = append(datas, bytes.Repeat(every, 8)[rand.N(256):][:rand.N(1700)])
+	}
+	for _, tt := range batchStores {
+		t.Run(tt.name, func(t *testing.T) {
+			db := open(t, tt.driver, newDatabase(t, tt.dialect, tt.options))
+			s := migrated(t, db, tt.dialect)
+			claims, results := make([]server.Claim, len(datas)), make([]server.Result, len(datas))
+			var calls []func()
+			for i, data := range datas {
+				c := newClaim()
+				r := server.Result{State: server.Done, Status: 200 + i, Data: data, ExecutedAt: time.UnixMicro(rand.Int64N(7e15)).UTC()}
+				claims[i], results[i] = c, r
+				_, _, err := s.Claim(t.Context(), c)
+				require.NoError(t, err)
+				calls = append(calls, func() {
+					ok, err := s.Complete(t.Context(), holdOf(c), r)
+					noError(t, err)
+					assert.True(t, ok)
+				}, func() {
+					_, _, err := s.Claim(t.Context(), newClaim())
+					noError(t, err)
+				})
+			}
+			together(t, db, tt.dialect, calls...)
+			for i, c := range claims {
+				row, _, err := s.Lookup(t.Context(), c.ID)
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(results[i].Data, row.Data), "data %d", i)
+				assert.Equal(t, results[i].Status, row.Status)
+				assert.Equal(t, results[i].ExecutedAt, row.ExecutedAt)
+				assert.Equal(t, c.Owner, row.Origin)
+				assert.Equal(t, c.Fingerprint, row.Fingerprint)
+				var null bool
+				require.NoError(t, db.QueryRowContext(t.Context(), "SELECT data IS NULL FROM oncemore_keys WHERE id = "+placeholder[tt.dialect], c.ID[:]).Scan(&null))
+				assert.Equal(t, results[i].Data == nil, null, "data %d", i)
+			}
 		})
 	}
 }

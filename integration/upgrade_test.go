@@ -281,6 +281,41 @@ func TestUpgradeThatIsInterrupted(t *testing.T) {
 	})
 }
 
+// F2: a connection that is lost in the middle, before or after what was asked is
+// done. The step is made once, by the same call.
+func TestUpgradeWhoseConnectionIsLost(t *testing.T) {
+	for _, tt := range []struct {
+		u               *upgraded
+		shared          *shared
+		driver, options string
+		at              []string
+	}{
+		{upgradeds[0], &servers.postgres, "pgx", "default_query_exec_mode=exec", []string{"advisory", "ALTER", "COMMENT", "commit\x00", "to_regclass"}},
+		{upgradeds[0], &servers.postgres, "postgres", "", []string{"BEGIN", "ALTER", "COMMIT\x00"}},
+		{upgradeds[1], &servers.mariadb, "mysql", "", []string{"lock_wait", "START", "ALTER", "table_comment"}},
+	} {
+		for i, at := range append(tt.at, tt.at...) {
+			t.Run(fmt.Sprintf("%s, %s %q, %d", tt.u.dialect, tt.driver, at, i), func(t *testing.T) {
+				p := newProxy(t, tt.shared.get(t).Addr())
+				p.hasty.Store(i < len(tt.at))
+				dsn := newDatabase(t, tt.u.dialect, tt.options)
+				direct := open(t, tt.driver, dsn)
+				s := migrated(t, direct, tt.u.dialect)
+				rows := keep(t, s)
+				tt.u.counted(t, direct)
+				tt.u.learn(t, tt.u.step)
+				db := open(t, tt.driver, through(dsn, p.port()))
+				db.SetMaxOpenConns(1)
+				p.lose.Store(&at)
+				require.NoError(t, tt.u.migrate(t.Context(), db))
+				assert.EqualValues(t, 1, p.lost.Load())
+				assert.Equal(t, tt.u.newest(), tt.u.version(t, direct))
+				rows.check(t, s)
+			})
+		}
+	}
+}
+
 // A change of the table waits for the transactions that have used it, and who
 // comes later waits for the change: nobody may wait for long.
 func TestUpgradeWaitsForATransactionAndHoldsNobodyUp(t *testing.T) {

@@ -73,6 +73,10 @@ func TestMariaDBMigrate(t *testing.T) {
 		t.Parallel()
 		require.ErrorContains(t, migrate(t, newMariaDB(t)("autocommit=0")), "remove autocommit from the DSN")
 	})
+	t.Run("with dirty reads", func(t *testing.T) { // which see a result that is rolled back
+		t.Parallel()
+		require.ErrorContains(t, migrate(t, newMariaDB(t)(mariaDBLevel("READ-UNCOMMITTED"))), "make it READ-COMMITTED or higher")
+	})
 	t.Run("read-only", func(t *testing.T) {
 		t.Parallel()
 		servers.mariadb.get(t)

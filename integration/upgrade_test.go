@@ -290,7 +290,7 @@ func TestUpgradeWhoseConnectionIsLost(t *testing.T) {
 		driver, options string
 		at              []string
 	}{
-		{upgradeds[0], &servers.postgres, "pgx", "default_query_exec_mode=exec", []string{"advisory", "ALTER", "COMMENT", "commit\x00", "to_regclass"}},
+		{upgradeds[0], &servers.postgres, "pgx", "default_query_exec_mode=exec", []string{"begin", "advisory", "ALTER", "COMMENT", "commit\x00", "to_regclass"}},
 		{upgradeds[0], &servers.postgres, "postgres", "", []string{"BEGIN", "ALTER", "COMMIT\x00"}},
 		{upgradeds[1], &servers.mariadb, "mysql", "", []string{"lock_wait", "START", "ALTER", "table_comment"}},
 	} {
@@ -405,6 +405,25 @@ func TestUpgradeOverSeveralVersions(t *testing.T) {
 		assert.Equal(t, u.describe(t, db), u.describe(t, fresh), "a new table is of the newest version at once")
 		rows.check(t, s)
 	})
+}
+
+// What a user's DSN says of timeouts is for the user's own statements.
+func TestPostgresUpgradeHasTimeoutsOfItsOwn(t *testing.T) {
+	u := upgradeds[0]
+	for _, option := range []string{"statement_timeout=500", "lock_timeout=50"} {
+		url := newPostgres(t)
+		db := open(t, "pgx", url())
+		s := migrated(t, db, u.dialect)
+		u.counted(t, db)
+		forget := u.learn(t, u.step)
+		c := newClaim()
+		tx, _, _, err := s.BeginTx(t.Context(), &c)
+		require.NoError(t, err)
+		time.AfterFunc(1500*time.Millisecond, func() { _ = tx.Rollback() })
+		all(t, 10, func(int) error { return u.migrate(t.Context(), open(t, "pgx", url(option))) })
+		assert.Equal(t, u.newest(), u.version(t, db))
+		forget()
+	}
 }
 
 // Whoever may not change the table is told what is missing, and goes on when

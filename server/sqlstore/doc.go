@@ -72,8 +72,9 @@
 //
 // # MySQL and MariaDB
 //
-// Any isolation level as the default; parseTime, loc, clientFoundRows and
-// interpolateParams as you like. interpolateParams=true saves a round trip for
+// READ COMMITTED or any higher isolation level as the default: with READ
+// UNCOMMITTED a result that is rolled back could be replayed, and Migrate refuses
+// it. parseTime, loc, clientFoundRows and interpolateParams as you like. interpolateParams=true saves a round trip for
 // every statement. Autocommit must be on, as it is.
 //
 // WrapTx switches autocommit off for its session, and back on at the end:

@@ -175,6 +175,13 @@ func lostConnection(err error) bool {
 	if _, ok := errors.AsType[*net.OpError](err); ok {
 		return true
 	}
+	type unsent interface { // pgx's, of a connection that it found closed
+		error
+		SafeToRetry() bool
+	}
+	if e, ok := errors.AsType[unsent](err); ok && e.SafeToRetry() {
+		return true
+	}
 	return slices.ContainsFunc([]error{
 		driver.ErrBadConn, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, context.DeadlineExceeded,
 		syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.ECONNABORTED, syscall.EPIPE,

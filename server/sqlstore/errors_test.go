@@ -82,6 +82,8 @@ func TestErrorsOfDrivers(t *testing.T) {
 		{MySQL, syscall.ECONNRESET, transient},
 		{Postgres, context.DeadlineExceeded, transient},
 		{SQLite, context.DeadlineExceeded, locked},
+		{Postgres, unsentError(true), transient},
+		{Postgres, unsentError(false), other},
 		{Postgres, context.Canceled, other},
 		{MySQL, errAgain, transient},
 		{SQLite, errWriterBusy, locked},
@@ -95,6 +97,12 @@ func TestErrorsOfDrivers(t *testing.T) {
 		})
 	}
 }
+
+// unsentError is what pgx says of a connection that it found closed.
+type unsentError bool
+
+func (e unsentError) Error() string     { return "conn closed" }
+func (e unsentError) SafeToRetry() bool { return bool(e) }
 
 // The driver of the tests, asked for each code that the store knows.
 func TestErrorsOfModernc(t *testing.T) {

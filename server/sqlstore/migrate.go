@@ -107,9 +107,16 @@ func (s *Store) changeSchema(ctx context.Context, version int, statements string
 	if err != nil {
 		return err
 	}
-	// Its session is changed below, and after a commit that failed it may still be
-	// in the transaction: it does not go back to the pool.
-	defer discard(conn)
+	ended := true
+	defer func() {
+		// Its session was changed, or it may still be in the transaction: it does
+		// not go back to the pool. Otherwise it does, with what its user has set.
+		if s.d == MySQL.dialect || !ended {
+			discard(conn)
+		} else {
+			_ = conn.Close()
+		}
+	}()
 	if s.d == MySQL.dialect {
 		if _, err := conn.ExecContext(ctx, `SET SESSION lock_wait_timeout = 1`); err != nil {
 			return err
@@ -124,10 +131,14 @@ func (s *Store) changeSchema(ctx context.Context, version int, statements string
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer func() {
+		err := tx.Rollback()
+		ended = err == nil || errors.Is(err, sql.ErrTxDone) && ended
+	}()
 	if s.d == Postgres.dialect {
 		// "IF NOT EXISTS" is not atomic there: a lock lines up those who come at once.
-		if err := runAll(ctx, tx, `SELECT pg_advisory_xact_lock(hashtext('oncemore_keys'))`, `SET LOCAL lock_timeout = '1s'`); err != nil {
+		if err := runAll(ctx, tx, `SET LOCAL lock_timeout = '1s'`, `SET LOCAL statement_timeout = 0`,
+			`SELECT pg_advisory_xact_lock(hashtext('oncemore_keys'))`); err != nil {
 			return err
 		}
 	}
@@ -137,7 +148,9 @@ func (s *Store) changeSchema(ctx context.Context, version int, statements string
 	if err := runAll(ctx, tx, strings.Split(statements, ";\n")...); err != nil {
 		return err
 	}
-	return tx.Commit()
+	err = tx.Commit()
+	ended = err == nil
+	return err
 }
 
 // runAll runs statements, except for what is blank.
@@ -209,8 +222,18 @@ func (s *Store) checkMySQL(ctx context.Context) error {
 		return err
 	}
 	value, err = s.setting(ctx, s.db, `SELECT @@SESSION.autocommit + 0`)
-	if err == nil && value != "1" {
+	if err != nil {
+		return err
+	}
+	if value != "1" {
 		return errors.New("autocommit is off, and nothing that the store writes would last: remove autocommit from the DSN")
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var name string // tx_isolation or transaction_isolation: versions differ
+	err = s.db.QueryRowContext(ctx, `SHOW VARIABLES LIKE 't%isolation'`).Scan(&name, &value)
+	if err == nil && value == "READ-UNCOMMITTED" {
+		return fmt.Errorf("%s is %s, and a result that is rolled back could be replayed: make it READ-COMMITTED or higher", name, value)
 	}
 	return err
 }

@@ -114,13 +114,32 @@ func TestMigrateFromManyOverASmallPool(t *testing.T) {
 
 func TestMigrateTakesATableMadeByHand(t *testing.T) {
 	t.Parallel()
-	db := sqlitetest.Open(t)
-	for range 2 { // nothing is created twice
-		_, err := db.ExecContext(t.Context(), sqlstore.Schema(sqlstore.SQLite))
-		require.NoError(t, err)
+	for _, schema := range []string{
+		sqlstore.Schema(sqlstore.SQLite),
+		strings.ReplaceAll(sqlstore.Schema(sqlstore.SQLite), "oncemore_keys", "Oncemore_Keys"),
+		sqlstore.Schema(sqlstore.SQLite) + "CREATE TRIGGER IF NOT EXISTS ours AFTER DELETE ON oncemore_keys BEGIN SELECT 'oncemore schema 9'; END;\n",
+	} {
+		db := sqlitetest.Open(t)
+		for range 2 { // nothing is created twice
+			_, err := db.ExecContext(t.Context(), schema)
+			require.NoError(t, err)
+		}
+		s := migrated(t, db)
+		win(t, s, newClaim())
 	}
-	s := migrated(t, db)
-	win(t, s, newClaim())
+}
+
+// What somebody has set on the only connection is still there.
+func TestMigrateGivesItsConnectionBack(t *testing.T) {
+	t.Parallel()
+	db := sqlitetest.Open(t)
+	db.SetMaxOpenConns(1)
+	_, err := db.ExecContext(t.Context(), "PRAGMA foreign_keys = ON")
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, migrate(t, db))
+		assert.Equal(t, "1", text(t, db, "PRAGMA foreign_keys"))
+	}
 }
 
 func TestMigrateRefusesATableThatIsNotOurs(t *testing.T) {

@@ -28,9 +28,7 @@ func postgres(d *dialect) {
 		after:  `clock_timestamp() + ?::bigint * interval '1 microsecond'`,
 		at:     `timestamptz 'epoch' + ?::bigint * interval '1 microsecond'`,
 		never:  `timestamptz 'epoch'`,
-		// A double, which has no room for nanoseconds but for these; extract would
-		// be a numeric, which takes longer.
-		micros: `(date_part('epoch', COLUMN) * 1000000)::bigint`,
+		micros: `(extract(epoch FROM COLUMN) * 1000000)::bigint`,
 		insert: `INSERT INTO`,
 		ignore: `ON CONFLICT (id) DO NOTHING`,
 		// The predicate is repeated outside: a row may change between the two.
@@ -80,7 +78,7 @@ INSERT INTO oncemore_keys ` + insertColumns + `
 
 // many runs a batch: all of it in one statement, one round trip and one commit.
 // The rows are JSON, so that their number makes no other statement, and no
-// driver's arrays are needed; what they have in bytes is in the third argument,
+// driver's arrays are needed; what they have in bytes is in the first argument,
 // at the places that they say, because a driver and the server would take longer
 // to encode and decode it than to write it.
 //
@@ -89,21 +87,21 @@ INSERT INTO oncemore_keys ` + insertColumns + `
 // has seen a young table full it reads all of it. The insert asks the primary
 // key. Should it really insert, because the row is gone, its attempt 0 makes the
 // statement fail, and nothing of the batch is done.
-var many = `WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '` + bound(batchWait) + `', true) AS new),
+var many = `WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '` + bound(batchWait) + `', true) AS new, ?::bytea AS heap),
 claimed AS (INSERT INTO oncemore_keys ` + insertColumns + `
- SELECT substring($3::bytea FROM at FOR 32), substring($3::bytea FROM at + 32 FOR 32),
- substring($3::bytea FROM at + 64 FOR 16), substring($3::bytea FROM at + 64 FOR 16),
+ SELECT substring(heap FROM at FOR 32), substring(heap FROM at + 32 FOR 32),
+ substring(heap FROM at + 64 FOR 16), substring(heap FROM at + 64 FOR 16),
  clock_timestamp() + lease * interval '1 microsecond', clock_timestamp(),
  clock_timestamp() + ttl * interval '1 microsecond', clock_timestamp() + keep * interval '1 microsecond',
  scope, method, route, 1, 1, 1, 0
- FROM bound, json_to_recordset($1::text::json) AS batch(at integer,
+ FROM bound, json_to_recordset(?::text::json) AS batch(at integer,
  lease bigint, ttl bigint, keep bigint, scope text, method text, route text) WHERE bound.new IS NOT NULL
  ON CONFLICT (id) DO NOTHING RETURNING id, owner, 1),
 completed AS (INSERT INTO oncemore_keys (id, fingerprint, owner, origin, lease_until, created_at, expires_at, purge_at,
  scope, method, route, generation, attempt, state, status, data, executed_at)
- SELECT substring($3::bytea FROM at FOR 32), '', substring($3::bytea FROM at + 32 FOR 16), '', {never}, {never}, {never}, {never},
- '', '', '', generation, 0, state, status, substring($3::bytea FROM at + 48 FOR size), timestamptz 'epoch' + executed * interval '1 microsecond'
- FROM bound, json_to_recordset($2::text::json) AS batch(at integer, size integer, generation bigint,
+ SELECT substring(heap FROM at FOR 32), '', substring(heap FROM at + 32 FOR 16), '', {never}, {never}, {never}, {never},
+ '', '', '', generation, 0, state, status, substring(heap FROM at + 48 FOR size), timestamptz 'epoch' + executed * interval '1 microsecond'
+ FROM bound, json_to_recordset(?::text::json) AS batch(at integer, size integer, generation bigint,
  state smallint, status integer, executed bigint) WHERE bound.new IS NOT NULL
  ON CONFLICT (id) DO UPDATE SET state = excluded.state, status = excluded.status, data = excluded.data,
  executed_at = excluded.executed_at, lease_until = excluded.lease_until
@@ -162,7 +160,7 @@ func manyArgs(batch []*op) ([]any, error) {
 		return nil, err
 	}
 	second, err := json.Marshal(completions)
-	return []any{string(first), string(second), heap}, err
+	return []any{heap, string(first), string(second)}, err
 }
 
 // runMany is dialect.runBatch by the statement many.

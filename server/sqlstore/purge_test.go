@@ -53,7 +53,7 @@ func TestPurgeUsesItsIndex(t *testing.T) {
 	db := sqlitetest.Open(t)
 	migrated(t, db)
 	rows, err := db.QueryContext(t.Context(), `EXPLAIN QUERY PLAN SELECT rowid FROM oncemore_keys
- WHERE purge_at <= 1 AND state = 2 ORDER BY purge_at LIMIT 25`)
+ WHERE purge_at <= 1 AND state = 2 ORDER BY purge_at LIMIT 50`)
 	require.NoError(t, err)
 	defer func() { _ = rows.Close() }()
 	var plan strings.Builder

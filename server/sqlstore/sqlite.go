@@ -19,7 +19,7 @@ func sqlite(d *dialect) {
 	d.runBatch = runInTx
 	d.savepoint = true
 	d.maxData = 256 << 20
-	d.purgeBatch = 25 // the only writer waits for it
+	d.purgeBatch = 50 // the only writer waits for it
 	d.kindOf = sqliteKind
 	d.syntax = syntax{
 		now:    now,
@@ -33,7 +33,8 @@ func sqlite(d *dialect) {
 		batch: `rowid IN (SELECT rowid FROM oncemore_keys
  WHERE purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ?)`,
 	}
-	d.sql.version = `SELECT group_concat(sql, char(10)) FROM sqlite_master WHERE tbl_name = 'oncemore_keys' HAVING count(*) > 0`
+	d.sql.version = `SELECT group_concat(sql, char(10)) FROM sqlite_master
+ WHERE tbl_name = 'oncemore_keys' COLLATE NOCASE AND type IN ('table', 'index') HAVING count(*) > 0`
 }
 
 // busyTimeout is how long a transaction waits for the only writer, until

@@ -185,9 +185,19 @@ func TestFrozenDatabaseIsGivenUp(t *testing.T) {
 			inTx := newClaim()
 			tx, _, _, err := s.BeginTx(t.Context(), &inTx)
 			require.NoError(t, err)
+			var others [3]server.Tx
+			left, leave := context.WithCancel(t.Context())
+			for i := range others {
+				c, ctx := newClaim(), t.Context()
+				if i == 2 {
+					ctx = left
+				}
+				others[i], _, _, err = s.BeginTx(ctx, &c)
+				require.NoError(t, err)
+			}
 			p.frozen.Store(true)
 			begin := time.Now()
-			all(t, 4, func(i int) error {
+			all(t, 7, func(i int) error {
 				c := newClaim()
 				switch i {
 				case 0:
@@ -200,6 +210,13 @@ func TestFrozenDatabaseIsGivenUp(t *testing.T) {
 					_, err := tx.Complete(t.Context(), holdOf(inTx), result(inTx))
 					defer func() { _ = tx.Rollback() }()
 					return wanted(err)
+				case 4:
+					return wanted(others[0].Commit(t.Context()))
+				case 5:
+					_ = others[1].Rollback()
+				case 6:
+					leave() // and then it is rolled back by itself
+					_ = others[2].Rollback()
 				case 3:
 					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 					defer cancel()

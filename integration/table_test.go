@@ -2,11 +2,13 @@ package integration_test
 
 import (
 	"context"
+	crand "crypto/rand"
 	"database/sql"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -105,10 +107,10 @@ func TestTable(t *testing.T) {
 | store to floor | a new key, 1 worker | 4 | 16 | 64 | a replay, 1 worker | 16 |
 | --- | --: | --: | --: | --: | --: | --: |
 %s
-| a table of %d rows | claim, p50, to that of an empty one | replay, p50 | claims while purging: p99 to that of before | rows purged meanwhile |
-| --- | --: | --: | --: | --: |
+| a table of %d rows to one of %d, p50 | a new key | a replay | a new key, the store alone | a replay, the store alone | while purging: new keys, p99 to that of before | rows purged meanwhile |
+| --- | --: | --: | --: | --: | --: | --: |
 %s
-`, &speed, p.rows, &growth)
+`, &speed, p.rows, 2*sample, &growth)
 }
 
 // floor is the least that a key costs without sharing transactions: two durable
@@ -257,34 +259,49 @@ func quantile[T float64 | time.Duration](values []T, q float64) T {
 func grow(t *testing.T, s *subject, p plan) string {
 	t.Helper()
 	var stores [2]*sqlstore.Store // of the empty table, and of the large one
+	var guarded [2]http.Handler
+	var sent [2][]string
 	var keys [2][]server.Claim
+	data := make([]byte, 200)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(data) })
 	for i := range stores {
 		db := s.open(t)
 		stores[i] = migrated(t, db, s.dialect)
+		m, err := server.New(stores[i], server.Config{Scope: server.SharedScope})
+		require.NoError(t, err)
+		guarded[i] = m.Wrap(handler)
 		s.setDurable(t, db, false)
-		n := 1000 // as many as are replayed of the large one
+		n := 2 * sample
 		if i == 1 {
 			n = p.rows
 		}
-		keys[i] = fill(t, stores[i], n, 48*time.Hour)
+		sent[i], keys[i] = fill(t, stores[i], guarded[i], n, 48*time.Hour)
 		if s.dialect != sqlstore.SQLite {
 			run(t, db, map[sqlstore.Dialect]string{sqlstore.Postgres: "VACUUM ANALYZE oncemore_keys", sqlstore.MySQL: "ANALYZE TABLE oncemore_keys"}[s.dialect])
 		}
 		s.setDurable(t, db, true)
 		defer s.setDurable(t, db, false)
 	}
-	data := make([]byte, 200)
-	var claims, replays, purging []float64
+	// What a client asks for, and what the store does of it.
+	ops := [4]func(i int){
+		func(i int) { arrive(t, guarded[i], crand.Text(), "executed") },
+		func(i int) { arrive(t, guarded[i], sent[i][rand.N(len(sent[i]))], "replayed") },
+		func(i int) { finish(t, stores[i], 48*time.Hour, data) },
+		func(i int) { replay(t, stores[i], keys[i]) },
+	}
+	var growth [len(ops)][]float64
+	var purging []float64
 	var purged int64
 	for range p.rounds {
-		var claim, again [2]float64
-		for i, store := range stores {
-			claim[i] = float64(median(latencies(nil, 1, 0, p.cell, func() { finish(t, store, 48*time.Hour, data) })))
-			again[i] = float64(median(latencies(nil, 1, 0, p.cell, func() { replay(t, store, keys[i]) })))
+		for op, one := range ops {
+			var took [2]float64
+			for i := range took {
+				took[i] = float64(median(latencies(nil, 1, 0, p.cell, func() { one(i) })))
+			}
+			growth[op] = append(growth[op], took[1]/took[0])
 		}
-		claims, replays = append(claims, claim[1]/claim[0]), append(replays, again[1]/again[0])
 
-		fill(t, stores[1], p.due, time.Microsecond)
+		fill(t, stores[1], nil, p.due, time.Microsecond)
 		serve := func(stop <-chan struct{}) time.Duration {
 			return quantile(latencies(stop, 4, 5*time.Millisecond, p.cell, func() { finish(t, stores[1], 48*time.Hour, data) }), 0.99)
 		}
@@ -306,20 +323,44 @@ func grow(t *testing.T, s *subject, p plan) string {
 		_, err := stores[1].Purge(t.Context()) // what is left is not the next round's
 		require.NoError(t, err)
 	}
-	return fmt.Sprintf("| %s | ×%.2f | ×%.2f | ×%.2f | %d |\n", s.name, median(claims), median(replays), median(purging), purged)
+	cells := []string{s.name}
+	for _, ratios := range append(growth[:], purging) {
+		cells = append(cells, fmt.Sprintf("×%.2f", median(ratios)))
+	}
+	return fmt.Sprintf("| %s | %d |\n", strings.Join(cells, " | "), purged)
 }
 
-// fill makes n rows that are done, and returns up to 1,000 of them.
-func fill(t *testing.T, s *sqlstore.Store, n int, keep time.Duration) []server.Claim {
+// arrive sends a request with a key.
+func arrive(tb testing.TB, h http.Handler, key, want string) {
+	tb.Helper()
+	if got := ask(tb.Context(), h, key); got.status != http.StatusOK || got.word != want {
+		tb.Errorf("%+v, want %s", got, want)
+	}
+}
+
+// sample is how many rows of a table are replayed.
+const sample = 1000
+
+// fill makes n rows that are done, evenly some of them through h, if there is
+// one. It returns the keys of those, and as many of the others.
+func fill(t *testing.T, s *sqlstore.Store, h http.Handler, n int, keep time.Duration) (sent []string, keys []server.Claim) {
 	t.Helper()
 	const workers = 64
 	data := make([]byte, 200)
+	every := max(n/sample, 2)
 	var mu sync.Mutex
-	var keys []server.Claim
 	all(t, workers, func(worker int) error {
 		for i := worker; i < n; i += workers {
+			if h != nil && i%every == 0 {
+				key := crand.Text()
+				arrive(t, h, key, "executed")
+				mu.Lock()
+				sent = append(sent, key)
+				mu.Unlock()
+				continue
+			}
 			c := finish(t, s, keep, data)
-			if i%max(n/1000, 1) == 0 {
+			if i%every == 1 {
 				mu.Lock()
 				keys = append(keys, c)
 				mu.Unlock()
@@ -327,7 +368,7 @@ func fill(t *testing.T, s *sqlstore.Store, n int, keep time.Duration) []server.C
 		}
 		return nil
 	})
-	return keys
+	return sent, keys
 }
 
 // latencies are those of workers that call one, not more often than once in

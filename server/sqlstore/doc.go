@@ -16,7 +16,8 @@
 // sent again after a lost connection, and a process that was taken over changes
 // nothing. A replay writes nothing. Transient errors (deadlocks, serialization
 // failures, lost connections, a busy SQLite) are retried up to five times
-// within ten seconds, and every statement has a deadline of five seconds.
+// within ten seconds, and every statement has a deadline of five seconds, with
+// one more for each MiB that it sends.
 //
 // Read from the primary only: a replica, or another node of a Galera cluster
 // with wsrep_sync_wait=0, may not have a record yet. A claim is right there too,
@@ -24,14 +25,15 @@
 // last commits, of records as of anything else.
 //
 // Claims and completions that a process makes at the same time share a
-// transaction: up to 128 of them, and never one of WrapTx. Whoever finds the
-// store idle goes straight through, alone; nobody waits for company. A success is
-// told after the commit, and if the transaction fails each goes on by itself. One
-// that has to wait for somebody else's lock is given up after 100 ms (on MariaDB
-// a second, on MySQL five), so that one key that is held does not hold up the
-// others.
-// Whoever leaves while it is under way waits for its end, for a quarter of a
-// second at most.
+// transaction: up to 128 of them (on MySQL claims or completions, not both),
+// never one of WrapTx, and no result of more than 16 KiB. Whoever finds the store
+// idle goes straight through, alone, and so do the first eight where the database
+// commits for several at a time; nobody waits for company. A success is told
+// after the commit, and if the transaction fails each goes on by itself. One that
+// has to wait for somebody else's lock is given up after 100 ms (on MariaDB a
+// second, on MySQL five), so that one key that is held does not hold up the
+// others. Whoever leaves while it is under way waits for its end, for a quarter
+// of a second at most.
 //
 // # SQLite
 //
@@ -52,9 +54,10 @@
 //	"&_pragma=cache_size(-16000)&_pragma=wal_autocheckpoint(10000)"
 //
 // The WAL grows to 40 MB then, and whoever is there when it is full waits for
-// some 50 ms. synchronous(NORMAL) is faster and survives the
-// death of the process, but not a power cut: the last records may be forgotten.
-// The writes of a Store line up in the process before they reach the database,
+// some 50 ms.
+//
+// synchronous(NORMAL) is faster and survives the death of the process, but not a
+// power cut: the last records may be forgotten. The writes of a Store line up in the process before they reach the database,
 // so use one Store for a file. A handler of WrapTx holds the only writer while
 // it runs: keep it short, and let it return the errors of its statements. Where
 // SQLite itself ends a transaction (a full disk, an interrupted statement) and

@@ -27,8 +27,9 @@ var versionText = regexp.MustCompile(`oncemore schema (\d+)`)
 // or to alter anything.
 //
 // A table of a newer schema is an error, and is left as it is. So are a database
-// that takes no writes, and on SQLite a DSN that lacks one of the settings of the
-// package comment. All of them say so. An upgrade waits for open transactions, but
+// that takes no writes, on SQLite a DSN that lacks one of the settings of the
+// package comment, and on MySQL sessions without autocommit or at READ
+// UNCOMMITTED. All of them say so. An upgrade waits for open transactions, but
 // not for more than some seconds: then the error matches [server.ErrBusy], and the
 // table is as it was.
 func (s *Store) Migrate(ctx context.Context) error {

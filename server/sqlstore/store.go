@@ -18,9 +18,10 @@ var _ server.TxStore = (*Store)(nil)
 //
 // Every method's error wraps the driver's own. An error of a missing table says
 // to run [Store.Migrate]; a result that the database can't take is an error
-// that matches [server.ErrTooLarge]; an error of a call, of any method, that
-// waited as long as it may for somebody else's transaction (on SQLite for the
-// writer) matches [server.ErrBusy].
+// that matches [server.ErrTooLarge]; and that of a call which waited as long as it
+// may for the transaction that has the key, or on SQLite the writer, matches
+// [server.ErrBusy]: elsewhere than on SQLite this is for BeginTx and Migrate, and
+// any other call may just run out of time.
 type Store struct {
 	db     *sql.DB
 	pool   querier // db, for what is run again and again

@@ -33,7 +33,7 @@ const savepoint = "oncemore_begin"
 //
 // On SQLite it holds the only writer until its end. Elsewhere it holds a
 // connection, and so does each claim that waits for another transaction, for
-// three seconds at most.
+// three to six seconds at most.
 func (s *Store) BeginTx(ctx context.Context, c *server.Claim) (server.Tx, server.Row, bool, error) {
 	begin := time.Now()
 	for try := 0; ; try++ {
@@ -76,7 +76,7 @@ func (s *Store) begin(ctx context.Context, c *server.Claim) (t *tx, row server.R
 	}
 	won, err := t.start(ctx, c)
 	if err == nil && won {
-		t.unbind = context.AfterFunc(ctx, func() { t.giveBack(t.tx.Rollback() == nil) })
+		t.unbind = context.AfterFunc(ctx, func() { _ = t.rollback(ctx) })
 		if c == nil {
 			return t, server.Row{}, false, nil
 		}
@@ -105,7 +105,11 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 		options = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 	}
 	caller := ctx
+	if s.d.autocommit {
+		ctx = context.WithoutCancel(ctx) // its driver would roll back at the end of ctx, for as long as that takes
+	}
 	ctx, t.cancel = context.WithCancel(ctx)
+	defer context.AfterFunc(caller, t.cancel)()
 	// The context lives as long as the transaction; only its beginning is bounded.
 	timer := time.AfterFunc(statementTimeout+s.busyTimeout(), t.cancel)
 	defer timer.Stop()
@@ -204,12 +208,8 @@ func (t *tx) complete(ctx context.Context, h server.Hold, r server.Result) (bool
 func (t *tx) Commit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	// database/sql commits without a context; the transaction's own ends it.
-	stop := context.AfterFunc(bounded, t.cancel)
-	err := t.tx.Commit()
-	stop()
+	err := t.finish(bounded, "COMMIT", t.tx.Commit)
 	t.unbind()
-	t.giveBack(err == nil)
 	if err != nil {
 		return t.s.fail(bounded, "commit", err)
 	}
@@ -218,27 +218,50 @@ func (t *tx) Commit(ctx context.Context) error {
 
 // Rollback implements [server.Tx].
 func (t *tx) Rollback() error {
-	err := t.tx.Rollback()
+	err := t.rollback(t.values)
 	t.unbind()
-	t.giveBack(err == nil)
 	if err != nil && !errors.Is(err, sql.ErrTxDone) {
 		return fmt.Errorf("sqlstore: rollback: %w", err)
 	}
 	return nil
 }
 
+func (t *tx) rollback(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
+	defer cancel()
+	return t.finish(ctx, "ROLLBACK", t.tx.Rollback)
+}
+
+// finish ends the transaction, once, and gives back what it held. database/sql
+// does that without a context, but the transaction's own ends it. MySQL's driver
+// does not look at that one: there the statement is sent as any other, and what
+// database/sql sends after it finds nothing to do.
+func (t *tx) finish(ctx context.Context, statement string, end func() error) error {
+	err := sql.ErrTxDone
+	t.end.Do(func() {
+		defer context.AfterFunc(ctx, t.cancel)()
+		if t.conn == nil {
+			err = end()
+			t.giveBack(err == nil)
+			return
+		}
+		_, err = t.tx.ExecContext(ctx, statement)
+		ended := t.tx.Rollback() == nil
+		t.giveBack(err == nil && ended)
+	})
+	return err
+}
+
 // giveBack gives back what the transaction held. ended: the database has
 // confirmed its end.
 func (t *tx) giveBack(ended bool) {
-	t.end.Do(func() {
-		if t.conn != nil {
-			closeSession(t.values, t.conn, ended)
-		}
-		if t.s.writer != nil {
-			t.s.writer.unlock()
-		}
-		t.cancel()
-	})
+	if t.conn != nil {
+		closeSession(t.values, t.conn, ended)
+	}
+	if t.s.writer != nil {
+		t.s.writer.unlock()
+	}
+	t.cancel()
 }
 
 // What a MySQL session is told. Without autocommit, what a handler writes on

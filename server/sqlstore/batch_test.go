@@ -1,12 +1,14 @@
 package sqlstore_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -164,6 +166,22 @@ func TestDuplicatesGoIntoTheNextBatch(t *testing.T) {
 	}
 	together(t, s, calls...)
 	assert.EqualValues(t, 1, wins.Load())
+}
+
+// Two batches that lock rows in one order can't wait for each other: the order
+// is that of the ids, whoever came first and whoever leads.
+func TestBatchIsInTheOrderOfItsIDs(t *testing.T) {
+	t.Parallel()
+	q := sqlstore.NewQueue(0, 0)
+	ids := make([]server.ID, sqlstore.MaxBatch+10)
+	for i := range ids {
+		ids[i] = newClaim().ID
+	}
+	batch := q.Take(ids[0], slices.Concat(ids[1:3], ids[1:])...)
+	assert.Len(t, batch, sqlstore.MaxBatch)
+	assert.Equal(t, 12, q.Waiting(), "ten too many, and two whose ids are in it")
+	assert.True(t, slices.IsSortedFunc(batch, func(x, y server.ID) int { return bytes.Compare(x[:], y[:]) }))
+	assert.ElementsMatch(t, ids[:sqlstore.MaxBatch], batch, "who came first is in the first batch")
 }
 
 // Whatever becomes of a batch, each of its calls gets its own answer.

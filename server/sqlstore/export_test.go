@@ -1,5 +1,14 @@
 package sqlstore
 
+import "github.com/oncemore-go/oncemore/server"
+
+// MaxBatch is how many share a transaction at most.
+const MaxBatch = maxBatch
+
+// PurgeText is the statement of a purge, and PurgeBatch how many rows it takes.
+func PurgeText(d Dialect) string { return d.sql.purge }
+func PurgeBatch(d Dialect) int64 { return d.purgeBatch }
+
 // HoldSlots takes all slots, until release: claims and completions queue.
 func (s *Store) HoldSlots() (release func()) {
 	s.batch.mu.Lock()
@@ -27,6 +36,19 @@ func NewQueue(slots, few int) *Queue { return &Queue{batcher{slots: slots, few: 
 func (q *Queue) Enter() (leave func(), straight bool) {
 	t := q.b.enter(&op{})
 	return t.leave, t != nil
+}
+
+// Take returns the batch of a leader who finds the others in the queue, in the
+// order in which it is run.
+func (q *Queue) Take(leader server.ID, others ...server.ID) []server.ID {
+	for _, id := range others {
+		q.b.enter(&op{id: id})
+	}
+	var ids []server.ID
+	for _, o := range q.b.take(&op{id: leader}) {
+		ids = append(ids, o.id)
+	}
+	return ids
 }
 
 // Waiting is how many wait.

@@ -3,16 +3,19 @@ package sqlstore_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemore-go/oncemore/internal/sqlitetest"
+	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
 // fill inserts n rows of a state whose purge time is seconds from now.
@@ -48,12 +51,58 @@ func TestPurgeTakesAllInBatches(t *testing.T) {
 	assert.EqualValues(t, 50, n, "running and unknown rows that are past their time")
 }
 
+// timeDeletes makes each DELETE take ten milliseconds more than the one before,
+// and notes when it begins.
+func (f *faults) timeDeletes() (begun *[]time.Time) {
+	begun = new([]time.Time)
+	f.set(func(statement string) error {
+		if strings.HasPrefix(statement, "DELETE") {
+			*begun = append(*begun, time.Now())
+			time.Sleep(time.Duration(len(*begun)) * 10 * time.Millisecond)
+		}
+		return nil
+	}, nil)
+	return begun
+}
+
+// Each batch is paid for by four times of what it took, and by nothing that it
+// waited for. In the bubble only what is slept takes time.
+func TestPurgePausesFourTimesABatch(t *testing.T) {
+	t.Parallel()
+	for _, wait := range []time.Duration{0, 3 * time.Second} {
+		t.Run(fmt.Sprintf("after %v for the writer", wait), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := &faults{}
+				db := openFaulty(t, f)
+				s := migrated(t, db)
+				fill(t, db, 4*int(sqlstore.PurgeBatch(sqlstore.SQLite))+1, 2, -1)
+				deletes := f.timeDeletes()
+				start := time.Now()
+				if wait > 0 {
+					tx, _, _, err := s.BeginTx(t.Context(), nil)
+					require.NoError(t, err)
+					time.AfterFunc(wait, func() { noError(t, tx.Rollback()) })
+				}
+				_, err := s.Purge(t.Context())
+				require.NoError(t, err)
+				var since []time.Duration
+				for _, begun := range *deletes {
+					since = append(since, begun.Sub(start)-wait)
+				}
+				const ms = time.Millisecond
+				assert.Equal(t, []time.Duration{0, 50 * ms, 150 * ms, 300 * ms, 500 * ms}, since)
+				assert.Equal(t, wait+550*ms, time.Since(start), "nobody pauses after the last one")
+			})
+		})
+	}
+}
+
 func TestPurgeUsesItsIndex(t *testing.T) {
 	t.Parallel()
 	db := sqlitetest.Open(t)
 	migrated(t, db)
-	rows, err := db.QueryContext(t.Context(), `EXPLAIN QUERY PLAN SELECT rowid FROM oncemore_keys
- WHERE purge_at <= 1 AND state = 2 ORDER BY purge_at LIMIT 50`)
+	rows, err := db.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+sqlstore.PurgeText(sqlstore.SQLite), sqlstore.PurgeBatch(sqlstore.SQLite))
 	require.NoError(t, err)
 	defer func() { _ = rows.Close() }()
 	var plan strings.Builder
@@ -61,11 +110,12 @@ func TestPurgeUsesItsIndex(t *testing.T) {
 		var a, b, c int
 		var detail string
 		require.NoError(t, rows.Scan(&a, &b, &c, &detail))
-		plan.WriteString(detail)
+		plan.WriteString(detail + "\n")
 	}
 	require.NoError(t, rows.Err())
 	assert.Contains(t, plan.String(), "USING INDEX oncemore_keys_purge_at")
 	assert.NotContains(t, plan.String(), "TEMP B-TREE")
+	assert.NotContains(t, plan.String(), "SCAN")
 }
 
 func TestRunPurgerRunsUntilTheContextEnds(t *testing.T) {

@@ -84,7 +84,7 @@ func TestMigrateIsRepeatable(t *testing.T) {
 	assert.True(t, found, "it keeps what is there")
 }
 
-// B235: the first start of many processes.
+// B235: the first start of many. TestProcessesMigrate has real processes.
 func TestMigrateFromManyAtOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,6 +31,63 @@ func process(t *testing.T, path, test string) *exec.Cmd {
 	return cmd
 }
 
+// processes runs n of a test as processes that line up and then go on at once,
+// and returns what they print.
+func processes(t *testing.T, n int, path, test string) []string {
+	t.Helper()
+	input, start, err := os.Pipe()
+	require.NoError(t, err)
+	defer func() { _ = input.Close() }()
+	var ready sync.WaitGroup
+	ready.Add(n)
+	go func() {
+		ready.Wait()
+		_ = start.Close()
+	}()
+	printed := make([]string, n)
+	all(t, n, func(i int) error {
+		isReady := sync.OnceFunc(ready.Done)
+		defer isReady()
+		cmd := process(t, path, test)
+		cmd.Stdin = input
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if lines.Text() == "ready" {
+				isReady()
+			}
+			printed[i] += lines.Text() + "\n"
+		}
+		if err := cmd.Wait(); err != nil {
+			return fmt.Errorf("%w: %s", err, printed[i])
+		}
+		return nil
+	})
+	return printed
+}
+
+// lineUp waits in a process until all of them are ready.
+func lineUp() {
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// sum adds up the numbers that the processes print after a word.
+func sum(printed []string, word string) (total int) {
+	for line := range strings.Lines(strings.Join(printed, "")) {
+		var n int
+		if _, err := fmt.Sscanf(line, word+" %d", &n); err == nil {
+			total += n
+		}
+	}
+	return total
+}
+
 // numbered is a claim of the operation with this number, the same in every process.
 func numbered(i int) server.Claim {
 	c := newClaim()
@@ -43,6 +103,7 @@ func TestProcessRaces(t *testing.T) {
 	if path == "" {
 		return
 	}
+	lineUp()
 	s := migrated(t, sqlitetest.OpenFile(t, path))
 	var wins atomic.Int64
 	all(t, 8, func(worker int) error {
@@ -65,29 +126,76 @@ func TestProcessRaces(t *testing.T) {
 	fmt.Printf("wins %d\n", wins.Load())
 }
 
-// Several processes, each of which also makes the table, and one winner a key.
+// B235: ten processes, each of which also makes the table, and one winner a key.
 func TestProcessesRace(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
-	var total atomic.Int64
-	all(t, 3, func(int) error {
-		out, err := process(t, path, "TestProcessRaces").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		var wins int64
-		for line := range strings.Lines(string(out)) {
-			_, _ = fmt.Sscanf(line, "wins %d", &wins)
-		}
-		total.Add(wins)
-		return nil
-	})
-	assert.EqualValues(t, raceKeys, total.Load(), "one winner a key")
+	printed := processes(t, 10, path, "TestProcessRaces")
+	assert.Equal(t, raceKeys, sum(printed, "wins"), "one winner a key")
 	db := sqlitetest.OpenFile(t, path)
 	assert.Equal(t, raceKeys, count(t, db))
-	var integrity string
-	require.NoError(t, db.QueryRowContext(t.Context(), "PRAGMA integrity_check").Scan(&integrity))
-	assert.Equal(t, "ok", integrity)
+	assert.Equal(t, "ok", text(t, db, "PRAGMA integrity_check"))
+}
+
+// newFiles is how many files the processes of TestProcessesMigrate make: that one
+// is just making a file WAL, and others are told at once that it is busy, is met
+// at few of them.
+const newFiles = 40
+
+// TestProcessMigrates is one of the processes of TestProcessesMigrate.
+func TestProcessMigrates(t *testing.T) {
+	path := os.Getenv("ONCEMORE_TEST_DB")
+	if path == "" {
+		return
+	}
+	lineUp()
+	begin := time.Now()
+	for i := range newFiles {
+		time.Sleep(time.Until(begin.Add(time.Duration(i) * 40 * time.Millisecond))) // in step with the others
+		migrated(t, sqlitetest.OpenFile(t, path+strconv.Itoa(i)))
+	}
+}
+
+// B235: ten processes that make one table at once, and then the next one.
+func TestProcessesMigrate(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "a.db")
+	processes(t, 10, path, "TestProcessMigrates")
+	for i := range newFiles {
+		db := sqlitetest.OpenFile(t, path+strconv.Itoa(i))
+		assert.Equal(t, newest, version(t, db))
+	}
+}
+
+// TestProcessUpgrades is one of the processes of TestProcessesUpgrade, and of a
+// version that is still to come.
+func TestProcessUpgrades(t *testing.T) {
+	path := os.Getenv("ONCEMORE_TEST_DB")
+	if path == "" {
+		return
+	}
+	learn(t, nextSteps[0])
+	var steps atomic.Int64
+	db := alterations(t, path, &steps)
+	lineUp()
+	s := migrated(t, db)
+	require.NoError(t, once(t.Context(), s, newClaim()))
+	fmt.Printf("steps %d\n", steps.Load())
+}
+
+// B235: ten processes that upgrade one table, once.
+func TestProcessesUpgrade(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "a.db")
+	db := sqlitetest.OpenFile(t, path)
+	old := migrated(t, db)
+	c, r := doneAndRunning(t, old)
+	printed := processes(t, 10, path, "TestProcessUpgrades")
+	assert.Equal(t, 2, sum(printed, "steps"), "the two statements of the step ran once")
+	assert.Equal(t, newest+1, version(t, db))
+	assert.Equal(t, 12, count(t, db))
+	kept(t, old, c, r)
+	assert.Equal(t, "ok", text(t, db, "PRAGMA integrity_check"))
 }
 
 // TestProcessDies claims, one key in a transaction and one without, and waits

@@ -99,8 +99,23 @@ func doneAndRunning(t *testing.T, s *sqlstore.Store) (c, r server.Claim) {
 	return c, r
 }
 
-// B235: the first start of many processes of a new version, while one of the
-// old version serves on.
+// alterations opens the database at path, and counts the statements that alter
+// a table.
+func alterations(tb testing.TB, path string, n *atomic.Int64) *sql.DB {
+	tb.Helper()
+	f := &faults{before: func(statement string) error {
+		if strings.HasPrefix(statement, "ALTER") {
+			n.Add(1)
+		}
+		return nil
+	}}
+	db := sql.OpenDB(&faultyConnector{f, sqlitetest.DSN(path)})
+	tb.Cleanup(func() { assert.NoError(tb, db.Close()) })
+	return db
+}
+
+// B235: the first start of many of a new version, while one of the old version
+// serves on. TestProcessesUpgrade has real processes.
 func TestUpgradeFromManyAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.db")
 	db := sqlitetest.OpenFile(t, path)
@@ -109,12 +124,6 @@ func TestUpgradeFromManyAtOnce(t *testing.T) {
 
 	learn(t, nextSteps[0])
 	var steps atomic.Int64
-	f := &faults{before: func(statement string) error {
-		if strings.HasPrefix(statement, "ALTER") {
-			steps.Add(1)
-		}
-		return nil
-	}}
 	var over atomic.Bool
 	served, serving := 0, make(chan error, 1)
 	go func() {
@@ -129,9 +138,7 @@ func TestUpgradeFromManyAtOnce(t *testing.T) {
 	}()
 	stores := make([]*sqlstore.Store, 10)
 	all(t, len(stores), func(i int) (err error) {
-		pool := sql.OpenDB(&faultyConnector{f, sqlitetest.DSN(path)})
-		t.Cleanup(func() { assert.NoError(t, pool.Close()) })
-		if stores[i], err = sqlstore.New(pool, sqlstore.SQLite); err != nil {
+		if stores[i], err = sqlstore.New(alterations(t, path, &steps), sqlstore.SQLite); err != nil {
 			return err
 		}
 		return stores[i].Migrate(t.Context())

@@ -144,8 +144,9 @@ func TestMigrateGivesItsConnectionBack(t *testing.T) {
 
 func TestMigrateRefusesATableThatIsNotOurs(t *testing.T) {
 	t.Parallel()
+	newer := strings.ReplaceAll(sqlstore.Schema(sqlstore.SQLite), fmt.Sprint("oncemore schema ", newest), fmt.Sprint("oncemore schema ", newest+1))
 	for _, tt := range []struct{ name, table, want string }{
-		{"newer", strings.Replace(sqlstore.Schema(sqlstore.SQLite), "schema 1", "schema 2", 1), "has schema 2, and this version knows 1 at most: upgrade the program"},
+		{"newer", newer, fmt.Sprintf("has schema %d, and this version knows %d at most: upgrade the program", newest+1, newest)},
 		{"another", "CREATE TABLE oncemore_keys (id BLOB PRIMARY KEY)", "is not as Schema makes it"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

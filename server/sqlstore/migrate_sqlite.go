@@ -73,14 +73,28 @@ func (s *Store) checkSQLite(ctx context.Context) error {
 // checkImmediate begins a transaction, which is to hold the writer from then
 // on, and asks whether it can write at all.
 func (s *Store) checkImmediate(ctx context.Context, conn *sql.Conn) error {
+	// With one connection in the pool it can't be seen whether a second one is
+	// refused the writer, and matters less: nobody in this process can come in
+	// between. Where there are more, it is taken before the writer: who has it
+	// may be waiting for that.
+	var second *sql.Conn
+	if s.db.Stats().MaxOpenConnections != 1 {
+		var err error
+		if second, err = s.db.Conn(ctx); err != nil {
+			return err
+		}
+		defer discard(second) // its busy timeout is changed below
+	}
 	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	immediate, err := s.holdsWriter(ctx)
-	if err != nil {
-		return err
+	immediate := true
+	if second != nil {
+		if immediate, err = s.refused(ctx, second); err != nil {
+			return err
+		}
 	}
 	// A database that can't be written is begun on without an error.
 	if _, err := tx.ExecContext(ctx, `CREATE TABLE oncemore_probe (x)`); err != nil {
@@ -92,25 +106,17 @@ func (s *Store) checkImmediate(ctx context.Context, conn *sql.Conn) error {
 	return nil
 }
 
-// holdsWriter reports whether a second connection is refused the writer. With
-// one connection in the pool that can't be seen, and matters less: nobody in
-// this process can come in between.
-func (s *Store) holdsWriter(ctx context.Context) (bool, error) {
-	if s.db.Stats().MaxOpenConnections == 1 {
-		return true, nil
-	}
-	second, err := s.db.Conn(ctx)
-	if err != nil {
+// refused reports whether conn does not get the writer.
+func (s *Store) refused(ctx context.Context, conn *sql.Conn) (bool, error) {
+	if _, err := conn.ExecContext(ctx, `PRAGMA busy_timeout = 0`); err != nil {
 		return false, err
 	}
-	// Its busy timeout is changed: it does not go back to the pool.
-	defer discard(second)
-	if _, err := second.ExecContext(ctx, `PRAGMA busy_timeout = 0`); err != nil {
-		return false, err
-	}
-	_, err = second.ExecContext(ctx, `BEGIN IMMEDIATE`)
+	_, err := conn.ExecContext(ctx, `BEGIN IMMEDIATE`)
 	if s.d.classify(err) == locked {
 		return true, nil
+	}
+	if err == nil {
+		_, err = conn.ExecContext(ctx, `ROLLBACK`)
 	}
 	return false, err
 }

@@ -18,7 +18,7 @@ func (s *Store) Purge(ctx context.Context) (int64, error) {
 	var total int64
 	for {
 		var n int64
-		var took time.Duration // without the wait for the writer
+		var took time.Duration // without the wait for this process's other writes
 		err := s.run(ctx, "purge", writes, func(ctx context.Context) (err error) {
 			begin := time.Now()
 			n, err = exec(ctx, s.db, s.d.sql.purge, s.d.purgeBatch)

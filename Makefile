@@ -28,7 +28,7 @@ MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '
 
 # PACKAGE:BINARY of what the tests start.
 DATABASES := postgresql:/usr/lib/postgresql/*/bin/postgres pgbouncer:/usr/sbin/pgbouncer mariadb-server:/usr/sbin/mariadbd \
-	redis-server:/usr/bin/redis-server
+	galera-4:/usr/lib/galera/libgalera_smm.so redis-server:/usr/bin/redis-server
 
 # $(call missing,LIST) prints the packages whose binary is nowhere.
 missing = for service in $(1); do compgen -G "$${service\#*:}" >/dev/null || command -v "$${service\#\#*/}" >/dev/null || echo "$${service%%:*}"; done

@@ -34,8 +34,7 @@ type shared struct {
 	err    error
 }
 
-// get returns the running server. Without its binary the test is skipped,
-// unless ONCEMORE_REQUIRE_DATABASES is 1.
+// get returns the running server.
 func (s *shared) get(tb testing.TB) *dbtest.Server {
 	tb.Helper()
 	s.once.Do(func() {
@@ -43,11 +42,18 @@ func (s *shared) get(tb testing.TB) *dbtest.Server {
 			s.err = s.server.Start()
 		}
 	})
-	if errors.Is(s.err, dbtest.ErrNoBinary) && os.Getenv("ONCEMORE_REQUIRE_DATABASES") != "1" {
-		tb.Skipf("%s is not installed", s.name)
-	}
-	require.NoError(tb, s.err)
+	installed(tb, s.name, s.err)
 	return s.server
+}
+
+// installed takes the error of making a server. Without its binary the test is
+// skipped, unless ONCEMORE_REQUIRE_DATABASES is 1; after any other error it fails.
+func installed(tb testing.TB, name string, err error) {
+	tb.Helper()
+	if errors.Is(err, dbtest.ErrNoBinary) && os.Getenv("ONCEMORE_REQUIRE_DATABASES") != "1" {
+		tb.Skipf("%s is not installed", name)
+	}
+	require.NoError(tb, err)
 }
 
 func TestMain(m *testing.M) {

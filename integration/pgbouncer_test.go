@@ -18,9 +18,7 @@ func TestPgBouncerInTransactionMode(t *testing.T) {
 	t.Parallel()
 	upstream := servers.postgres.get(t)
 	bouncer, err := dbtest.NewPgBouncer(upstream)
-	if err != nil {
-		t.Skipf("PgBouncer is not installed: %v", err)
-	}
+	installed(t, "PgBouncer", err)
 	t.Cleanup(func() { require.NoError(t, bouncer.Remove()) })
 	require.NoError(t, bouncer.Start())
 	for _, tt := range []struct{ driver, options string }{

@@ -42,15 +42,12 @@ func TestDatabaseKilledUnderLoad(t *testing.T) {
 			db := open(t, tt.driver, tt.dsn(own))
 			prepare(t, db, tt.dialect)
 			l := &load{db: db, app: &application{Driver: tt.driver}}
-			for _, m := range modes {
-				// A lease about as long as the server is away.
-				app := &application{Driver: tt.driver, Mode: m, Lease: 500 * time.Millisecond}
-				h, _, err := app.handler(db)
-				require.NoError(t, err)
-				l.handlers = append(l.handlers, h)
-			}
+			l.serve(t, db)
 			for range twenty() {
-				l.round(t, own)
+				l.round(t, func() {
+					own.Kill()
+					require.NoError(t, own.Start())
+				})
 			}
 			assert.Zero(t, db.Stats().InUse)
 		})
@@ -61,7 +58,8 @@ func TestDatabaseKilledUnderLoad(t *testing.T) {
 type load struct {
 	app      *application // to read the ledger
 	db       *sql.DB
-	handlers []http.Handler
+	handlers [][]http.Handler // of each mode, one for each database server
+	pace     time.Duration    // of each client: from an answer to what it asks for next
 	keys     atomic.Int64
 
 	mu      sync.Mutex
@@ -72,29 +70,46 @@ type load struct {
 type answered struct {
 	answer
 	asked int
-	by    http.Handler
-	inTx  bool
+	mode  mode
+	by    []http.Handler
 }
 
-// client asks for one operation after the other, each until it has an answer.
+// serve adds applications of every mode over db.
+func (l *load) serve(t *testing.T, db *sql.DB) {
+	t.Helper()
+	if l.handlers == nil {
+		l.handlers = make([][]http.Handler, len(modes))
+	}
+	for i, m := range modes {
+		// A lease about as long as the server is away.
+		app := &application{Driver: l.app.Driver, Mode: m, Lease: 500 * time.Millisecond}
+		h, _, err := app.handler(db)
+		require.NoError(t, err)
+		l.handlers[i] = append(l.handlers[i], h)
+	}
+}
+
+// client asks for one operation after the other, each until it has an answer,
+// and each time at the next application.
 func (l *load) client(ctx context.Context, worker int, stop *atomic.Bool) error {
-	i := worker % len(modes)
+	i, first := worker%len(modes), worker/len(modes)
 	for !stop.Load() {
 		key := fmt.Sprint(l.keys.Add(1))
-		a := answered{by: l.handlers[i], inTx: modes[i].inTx()}
+		a := answered{mode: modes[i], by: l.handlers[i]}
 		for a.status != http.StatusCreated {
 			if err := ctx.Err(); err != nil {
-				return fmt.Errorf("no answer in time to key %s, %s, but %+v: %w", key, modes[i], a.answer, err)
+				return fmt.Errorf("no answer in time to key %s, %s, but %+v: %w", key, a.mode, a.answer, err)
 			}
 			if a.asked > 0 {
 				time.Sleep(10 * time.Millisecond)
 			}
-			a.answer = ask(ctx, a.by, key)
+			a.answer = ask(ctx, a.by[(first+a.asked)%len(a.by)], key)
 			a.asked++
 		}
 		l.mu.Lock()
 		l.answers[key] = a
 		l.mu.Unlock()
+		time.Sleep(l.pace)
 	}
 	return nil
 }
@@ -105,9 +120,9 @@ func (l *load) answered() int {
 	return len(l.answers)
 }
 
-// round kills the server while clients are at it, starts it again under them,
-// and looks at what there is when all of them have their answers.
-func (l *load) round(t *testing.T, own *dbtest.Server) {
+// round disturbs a server while clients are at it, until it works again, and
+// looks at what there is when all of them have their answers.
+func (l *load) round(t *testing.T, disturb func()) {
 	t.Helper()
 	l.answers = map[string]answered{}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -121,9 +136,8 @@ func (l *load) round(t *testing.T, own *dbtest.Server) {
 	}
 	time.Sleep(100 * time.Millisecond)
 	require.Eventually(t, func() bool { return l.answered() >= clients }, time.Minute, time.Millisecond)
-	own.Kill()
 	before := l.answered()
-	require.NoError(t, own.Start())
+	disturb()
 	stop.Store(true)
 	done.Wait()
 	for _, err := range errs {
@@ -136,10 +150,12 @@ func (l *load) round(t *testing.T, own *dbtest.Server) {
 		runs := effects[key]
 		delete(effects, key)
 		require.Contains(t, runs, a.body, "the effect of an operation is lost")
-		if a.inTx {
-			require.Len(t, runs, 1, "effects of an operation in a transaction")
+		if a.mode != wrapRerun { // in a transaction, or looked for in the ledger
+			require.Len(t, runs, 1, "effects of an operation, %s", a.mode)
 		}
-		require.Equal(t, answer{http.StatusCreated, "replayed", a.body}, ask(ctx, a.by, key), "an acknowledged answer is lost")
+		for _, h := range a.by {
+			require.Equal(t, answer{http.StatusCreated, "replayed", a.body}, ask(ctx, h, key), "an acknowledged answer is lost")
+		}
 		if a.asked > 1 {
 			disturbed++
 			if a.word == "replayed" {
@@ -150,7 +166,7 @@ func (l *load) round(t *testing.T, own *dbtest.Server) {
 	}
 	require.Empty(t, effects, "effects without a record")
 	require.Positive(t, disturbed, "nobody has noticed")
-	t.Logf("%d answered before, %d later; %d asked again, %d of them for what was done; %d effects twice, without a transaction",
+	t.Logf("%d answered before, %d later; %d asked again, %d of them for what was done; %d effects twice, without a transaction or a look at them",
 		before, len(l.answers)-before, disturbed, settled, again)
 }
 

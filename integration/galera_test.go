@@ -2,7 +2,7 @@ package integration_test
 
 import (
 	"context"
-	"errors"
+	"database/sql"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -18,36 +18,69 @@ import (
 	"github.com/oncemore-go/oncemore/server/storetest"
 )
 
-// newGalera starts two nodes, and returns a store over each.
-func newGalera(t *testing.T, options ...string) [2]*sqlstore.Store {
+// galera is a cluster of two nodes.
+type galera struct {
+	servers []*dbtest.Server
+	direct  [2]*sql.DB // to ask each for what only it knows
+	causal  *sql.DB    // of the second node, which answers when it has all that the first had
+}
+
+// causal has a node of Galera answer when it has what others had committed.
+const causal = "wsrep_sync_wait=1"
+
+func newGalera(t *testing.T) *galera {
 	t.Helper()
 	servers.mariadb.get(t)
 	cluster, err := dbtest.NewGalera(2)
-	if errors.Is(err, dbtest.ErrNoBinary) {
-		t.Skip("Galera is not installed")
-	}
-	require.NoError(t, err)
-	var stores [2]*sqlstore.Store
+	installed(t, "Galera", err)
+	g := &galera{servers: cluster}
 	for i, s := range cluster {
 		t.Cleanup(func() { require.NoError(t, s.Remove()) })
 		require.NoError(t, s.Start())
-		db := open(t, "mysql", s.MySQLDSN("test", options...))
-		for status, want := range map[string]string{"wsrep_ready": "ON", "wsrep_cluster_size": strconv.Itoa(i + 1)} {
-			require.Eventually(t, func() bool { // a node that joins listens before it is one
-				var name, value string
-				err := db.QueryRowContext(t.Context(), "SHOW STATUS LIKE '"+status+"'").Scan(&name, &value)
-				return err == nil && value == want
-			}, time.Minute, 100*time.Millisecond, status)
-		}
-		stores[i] = migrated(t, db, sqlstore.MySQL)
+		g.direct[i] = open(t, "mysql", s.MySQLDSN("test"))
+		g.ready(t, i, i+1)
 	}
-	return stores
+	g.causal = open(t, "mysql", cluster[1].MySQLDSN("test", causal))
+	return g
+}
+
+// ready waits until a node works, in a cluster of so many: it listens before.
+func (g *galera) ready(t *testing.T, node, size int) {
+	t.Helper()
+	g.status(t, node, "wsrep_ready", "ON")
+	g.status(t, node, "wsrep_cluster_size", strconv.Itoa(size))
+}
+
+// status waits for what a node says of itself.
+func (g *galera) status(t *testing.T, node int, status, want string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var name, value string
+		err := g.direct[node].QueryRowContext(t.Context(), "SHOW STATUS LIKE '"+status+"'").Scan(&name, &value)
+		return err == nil && value == want
+	}, time.Minute, 20*time.Millisecond, status)
+}
+
+// create makes a database of its own, and returns its DSN at each node.
+func (g *galera) create(t *testing.T) func(node int, options ...string) string {
+	t.Helper()
+	name := fmt.Sprintf("db%d", databases.Add(1))
+	run(t, g.direct[0], "CREATE DATABASE "+name)
+	run(t, g.causal, "SELECT 1")
+	return func(node int, options ...string) string {
+		return g.servers[node].MySQLDSN(name, append(options, "interpolateParams=true")...)
+	}
 }
 
 // Two nodes are written to at once. Certification undoes one of two commits
 // that collide, and the store must not take that one's word for a win.
 func TestGalera(t *testing.T) {
-	nodes := newGalera(t, "interpolateParams=true")
+	g := newGalera(t)
+	dsn := g.create(t)
+	var nodes [2]*sqlstore.Store
+	for i := range nodes {
+		nodes[i] = migrated(t, open(t, "mysql", dsn(i)), sqlstore.MySQL)
+	}
 	t.Run("a node is a store", func(t *testing.T) {
 		storetest.Run(t, func(testing.TB) server.Store { return nodes[0] })
 	})
@@ -104,6 +137,12 @@ func TestGalera(t *testing.T) {
 			assert.EqualValues(t, 1, winners.Load())
 		}
 	})
+	t.Run("a node is not ready", func(t *testing.T) { notReady(t, g) })
+	for _, form := range pairForms[1:] { // those in a transaction
+		t.Run("the pair over both, "+form.name, func(t *testing.T) { pairOverBoth(t, g, form.claimFirst, form.wrap) })
+	}
+	t.Run("an upgrade at one, while a program of before is at the other", func(t *testing.T) { upgradeOfBoth(t, g) })
+	t.Run("a node is lost", func(t *testing.T) { nodeIsLost(t, g) }) // last: the cluster is told to notice soon
 }
 
 // settled is once for an arrival whose transaction may be undone: the key is

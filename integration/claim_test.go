@@ -165,6 +165,8 @@ func TestOneWinnerAKey(t *testing.T) {
 		{"MariaDB, read committed, prepared", sqlstore.MySQL, mariaDBLevel("READ-COMMITTED"), true},
 		{"MariaDB, repeatable read, found rows, prepared", sqlstore.MySQL, mariaDBLevel("REPEATABLE-READ") + foundRows, true},
 		{"MariaDB, serializable, prepared", sqlstore.MySQL, mariaDBLevel("SERIALIZABLE"), true},
+		{"MariaDB, repeatable read, a snapshot that a change ends", sqlstore.MySQL, mariaDBLevel("REPEATABLE-READ") + "&" + snapshotIsolation + interpolated, true},
+		{"MariaDB, serializable, a snapshot that a change ends", sqlstore.MySQL, mariaDBLevel("SERIALIZABLE") + "&" + snapshotIsolation, true},
 	} {
 		for _, inTx := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, in a transaction %t", tt.name, inTx), func(t *testing.T) {
@@ -188,6 +190,9 @@ func TestOneWinnerAKey(t *testing.T) {
 const (
 	interpolated = "&interpolateParams=true"
 	foundRows    = "&clientFoundRows=true"
+	// Whoever locks a row that is newer than its snapshot gets a 1020. Later
+	// versions have it on.
+	snapshotIsolation = "innodb_snapshot_isolation=ON"
 )
 
 func mariaDBLevel(name string) string { return "tx_isolation=%27" + name + "%27" }

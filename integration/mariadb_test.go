@@ -60,8 +60,9 @@ func TestMariaDBMigrate(t *testing.T) {
 		t.Parallel()
 		dsn := newMariaDB(t)
 		require.NoError(t, migrate(t, dsn()))
-		run(t, open(t, "mysql", dsn()), `ALTER TABLE oncemore_keys COMMENT 'oncemore schema 7'`)
-		require.ErrorContains(t, migrate(t, dsn()), "has schema 7")
+		newer := fmt.Sprintf("schema %d", upgradeds[1].newest()+1)
+		run(t, open(t, "mysql", dsn()), `ALTER TABLE oncemore_keys COMMENT 'oncemore `+newer+`'`)
+		require.ErrorContains(t, migrate(t, dsn()), "has "+newer)
 	})
 	t.Run("another table of that name", func(t *testing.T) {
 		t.Parallel()
@@ -292,6 +293,48 @@ func deadlock(t *testing.T, db *sql.DB, victim *sql.Tx) {
 	require.ErrorAs(t, err, &e)
 	require.EqualValues(t, 1213, e.Number)
 	require.NoError(t, <-waiting)
+}
+
+// Where a change ends whoever has an older snapshot, a handler is not ended: its
+// transaction is READ COMMITTED, and so is not of the level that the DSN says.
+func TestMariaDBSnapshotIsolation(t *testing.T) {
+	t.Parallel()
+	db := open(t, "mysql", newMariaDB(t)(snapshotIsolation))
+	s := migrated(t, db, sqlstore.MySQL)
+	run(t, db, "CREATE TABLE account (id INT PRIMARY KEY, balance INT) ENGINE=InnoDB", "INSERT INTO account VALUES (1, 0)")
+	deposit := func(tx *sql.Tx) error {
+		var balance int
+		require.NoError(t, tx.QueryRowContext(t.Context(), "SELECT balance FROM account WHERE id = 1").Scan(&balance))
+		run(t, db, "UPDATE account SET balance = balance + 1 WHERE id = 1")
+		_, err := tx.ExecContext(t.Context(), "UPDATE account SET balance = balance + 10 WHERE id = 1")
+		return err
+	}
+	plain, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	var e *mysql.MySQLError
+	require.ErrorAs(t, deposit(plain), &e)
+	require.EqualValues(t, 1020, e.Number)
+	require.NoError(t, plain.Rollback())
+
+	for _, first := range []bool{true, false} {
+		c := newClaim()
+		claim := &c
+		if !first {
+			_, _, err := s.Claim(t.Context(), c)
+			require.NoError(t, err)
+			claim = nil
+		}
+		tx, _, _, err := s.BeginTx(t.Context(), claim)
+		require.NoError(t, err)
+		require.NoError(t, deposit(tx.SQL()))
+		ok, err := tx.Complete(t.Context(), holdOf(c), result(c))
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.NoError(t, tx.Commit(t.Context()))
+	}
+	var balance int
+	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT balance FROM account").Scan(&balance))
+	assert.Equal(t, 23, balance)
 }
 
 // A replay writes nothing, not even to the log.

@@ -47,6 +47,8 @@ func TestMariaDBIsAStore(t *testing.T) {
 		{"times parsed, session in Kathmandu", []string{"parseTime=true", "time_zone=%27%2B05%3A45%27"}},
 		{"read committed", []string{"tx_isolation=%27READ-COMMITTED%27"}},
 		{"serializable, interpolated", []string{"tx_isolation=%27SERIALIZABLE%27", "interpolateParams=true"}},
+		{"a snapshot that a change ends", []string{snapshotIsolation}}, // 1020
+		{"a snapshot that a change ends, serializable", []string{snapshotIsolation, mariaDBLevel("SERIALIZABLE"), "interpolateParams=true"}},
 		{"latin1", []string{"charset=latin1", "interpolateParams=true"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,6 +1,8 @@
 package integration_test
 
 import (
+	"context"
+	"database/sql"
 	"encoding/binary"
 	"io"
 	"slices"
@@ -8,9 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemore-go/oncemore/server"
 	"github.com/oncemore-go/oncemore/server/sqlstore"
 )
 
@@ -100,5 +105,86 @@ func TestTally(t *testing.T) {
 			assert.Len(t, queries.taken(), n+1, e.name)
 		}
 		require.NoError(t, conn.Close())
+	}
+}
+
+// openOne opens a pool of one connection, which asks for nothing by itself.
+func openOne(t *testing.T, driver, dsn string) *sql.DB {
+	t.Helper()
+	if driver != "pgx" {
+		db := open(t, driver, dsn)
+		db.SetMaxOpenConns(1)
+		return db
+	}
+	config, err := pgx.ParseConfig(dsn)
+	require.NoError(t, err)
+	// It would ask whether a connection that was idle is still there.
+	db := stdlib.OpenDB(*config, stdlib.OptionShouldPing(func(context.Context, stdlib.ShouldPingParams) bool { return false }))
+	db.SetMaxOpenConns(1)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	return db
+}
+
+// trips is how often the database is asked for the claim of a new key, and for
+// that of one that is done.
+type trips struct{ claim, replay int }
+
+// One round trip claims a new key, one completes it, and one replays it. Who has
+// met one kind alone expects it to come again, and asks once more when it does not;
+// on MySQL only who expects a replay has one in a single trip.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	want := map[string]map[string]trips{
+		"PostgreSQL": {"at first": {1, 1}, "after replays": {2, 1}, "after new keys": {1, 2}},
+		"MariaDB":    {"at first": {1, 2}, "after replays": {2, 1}, "after new keys": {1, 2}},
+	}
+	for _, e := range engines {
+		var queries tally
+		p, dsn := newCountingProxy(t, e.server.get(t).Addr(), queries.counter(e.dialect)), e.create(t)
+		db := openOne(t, e.driver, through(dsn, p.port()))
+		done := newClaim()
+		_, _, err := once(t.Context(), migrated(t, db, e.dialect), done, false)
+		require.NoError(t, err)
+		asked := func(call func()) int {
+			before := len(queries.taken())
+			call()
+			return len(queries.taken()) - before
+		}
+		for _, warm := range []bool{false, true} { // pgx prepares each statement once
+			for name, before := range map[string]func() server.Claim{
+				"at first": nil, "after replays": func() server.Claim { return rival(done) }, "after new keys": newClaim,
+			} {
+				claim := func(c server.Claim, want bool) (s *sqlstore.Store, n int) {
+					s, err := sqlstore.New(db, e.dialect)
+					require.NoError(t, err)
+					for range 10 {
+						if before != nil {
+							_, _, err := s.Claim(t.Context(), before())
+							require.NoError(t, err)
+						}
+					}
+					n = asked(func() {
+						row, _, err := s.Claim(t.Context(), c)
+						require.NoError(t, err)
+						assert.Equal(t, want, row.Owner == c.Owner)
+					})
+					return s, n
+				}
+				var got trips
+				c := newClaim()
+				s, n := claim(c, true)
+				got.claim = n
+				completion := asked(func() {
+					ok, err := s.Complete(t.Context(), holdOf(c), result(c))
+					require.NoError(t, err)
+					assert.True(t, ok)
+				})
+				_, got.replay = claim(rival(c), false)
+				if warm {
+					assert.Equal(t, want[e.name][name], got, "%s, %s", e.name, name)
+					assert.Equal(t, 1, completion, e.name)
+				}
+			}
+		}
 	}
 }

@@ -131,7 +131,7 @@ $(GOLANGCI):
 	@mv $(BIN)/build/golangci-lint $@
 
 .PHONY: services
-services: ## Install PostgreSQL, PgBouncer, MariaDB and Redis from Debian's packages, where missing (root or sudo)
+services: ## Install PostgreSQL, PgBouncer, MariaDB with Galera, and Redis from Debian's packages, where missing (root or sudo)
 	@missing=($$($(call missing,$(DATABASES)))); \
 	if [ $${#missing[@]} -eq 0 ]; then \
 		echo "all databases are installed; the tests start servers of their own"; exit 0; \

@@ -77,10 +77,17 @@
 //
 // READ COMMITTED or any higher isolation level as the default: with READ
 // UNCOMMITTED a result that is rolled back could be replayed, and Migrate refuses
-// it. parseTime, loc, clientFoundRows and interpolateParams as you like. interpolateParams=true saves a round trip for
-// every statement. Autocommit must be on, as it is.
+// it. parseTime, loc, clientFoundRows and interpolateParams as you like.
+// interpolateParams=true saves a round trip for every statement. Autocommit must
+// be on, as it is.
 //
 // WrapTx switches autocommit off for its session, and back on at the end:
 // MariaDB ends a transaction on a deadlock, and a handler that goes on writing
 // would otherwise commit those writes one by one, without their record.
+//
+// Any node of a Galera cluster can be written to. A key has one winner over all
+// of them; a transaction that certification undoes is answered 503, and its retry
+// runs. Where two nodes are alike and one dies, the other refuses everything
+// (error 1047) until there is a majority again: give it a third node, an
+// arbitrator or a weight.
 package sqlstore

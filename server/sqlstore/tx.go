@@ -17,7 +17,7 @@ type tx struct {
 	s      *Store
 	tx     *sql.Tx
 	conn   *sql.Conn       // MySQL: its session is put back at the end
-	values context.Context // what BeginTx was given, without its end: for cleaning up
+	begun  context.Context // what BeginTx was given
 	cancel context.CancelFunc
 	unbind func() bool // from the end of that context
 	end    sync.Once
@@ -94,7 +94,7 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	t := &tx{s: s, values: context.WithoutCancel(ctx), unbind: func() bool { return true }}
+	t := &tx{s: s, begun: ctx, unbind: func() bool { return true }}
 	if s.writer != nil {
 		if err := s.writer.lock(ctx, s.busyTimeout()); err != nil {
 			return nil, err
@@ -208,7 +208,12 @@ func (t *tx) complete(ctx context.Context, h server.Hold, r server.Result) (bool
 func (t *tx) Commit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	err := t.finish(bounded, "COMMIT", t.tx.Commit)
+	err := t.begun.Err() // what AfterFunc does at its end may come too late
+	if err == nil {
+		err = t.finish(bounded, "COMMIT", t.tx.Commit)
+	} else {
+		_ = t.rollback(bounded)
+	}
 	t.unbind()
 	if err != nil {
 		return t.s.fail(bounded, "commit", err)
@@ -218,7 +223,7 @@ func (t *tx) Commit(ctx context.Context) error {
 
 // Rollback implements [server.Tx].
 func (t *tx) Rollback() error {
-	err := t.rollback(t.values)
+	err := t.rollback(t.begun)
 	t.unbind()
 	if err != nil && !errors.Is(err, sql.ErrTxDone) {
 		return fmt.Errorf("sqlstore: rollback: %w", err)
@@ -256,7 +261,7 @@ func (t *tx) finish(ctx context.Context, statement string, end func() error) err
 // confirmed its end.
 func (t *tx) giveBack(ended bool) {
 	if t.conn != nil {
-		closeSession(t.values, t.conn, ended)
+		closeSession(t.begun, t.conn, ended)
 	}
 	if t.s.writer != nil {
 		t.s.writer.unlock()
@@ -293,7 +298,7 @@ func (s *Store) session(ctx context.Context) (*sql.Conn, error) {
 // autocommit on commits what is open, so a transaction whose end is not
 // confirmed is rolled back first.
 func closeSession(ctx context.Context, conn *sql.Conn, ended bool) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
 	defer cancel()
 	var err error
 	if !ended {

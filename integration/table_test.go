@@ -63,10 +63,7 @@ var subjects = []subject{
 		name: "SQLite", dialect: sqlstore.SQLite,
 		open: func(tb testing.TB) *sql.DB {
 			tb.Helper()
-			db := open(tb, "sqlite", sqlitetest.DSN(tb.TempDir()+"/a.db")+"&_pragma=cache_size(-16000)&_pragma=wal_autocheckpoint(10000)")
-			db.SetMaxOpenConns(32)
-			db.SetMaxIdleConns(32)
-			return db
+			return open(tb, "sqlite", sqlitetest.DSN(tb.TempDir()+"/a.db")+"&_pragma=cache_size(-16000)&_pragma=wal_autocheckpoint(10000)")
 		},
 		durable: [2]string{"PRAGMA synchronous = FULL", "PRAGMA synchronous = FULL"},
 		floor:   strings.NewReplacer(),
@@ -255,10 +252,10 @@ func quantile[T float64 | time.Duration](values []T, q float64) T {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// grow measures a large table beside an empty one, and beside a purge.
+// grow measures a large table beside a small one, and beside a purge.
 func grow(t *testing.T, s *subject, p plan) string {
 	t.Helper()
-	var stores [2]*sqlstore.Store // of the empty table, and of the large one
+	var stores [2]*sqlstore.Store // of the small table, and of the large one
 	var guarded [2]http.Handler
 	var sent [2][]string
 	var keys [2][]server.Claim

@@ -48,21 +48,18 @@
 //	sql.Open("sqlite3", "file:app.db?_busy_timeout=5000&_journal_mode=WAL"+
 //		"&_synchronous=FULL&_txlock=immediate")
 //
-// Migrate checks each of these. Under load, or with many keys, more cache than
-// SQLite's 2 MB for a connection and rarer checkpoints do more at a time:
-//
-//	"&_pragma=cache_size(-16000)&_pragma=wal_autocheckpoint(10000)"
-//
-// The WAL grows to 40 MB then, and whoever is there when it is full waits for
-// some 50 ms.
+// Migrate checks each of these. Under load, rarer checkpoints let more be
+// written: "&_pragma=wal_autocheckpoint(10000)". The WAL grows to 10,000 pages
+// then, and whoever is there when it is full waits for longer.
 //
 // synchronous(NORMAL) is faster and survives the death of the process, but not a
-// power cut: the last records may be forgotten. The writes of a Store line up in the process before they reach the database,
-// so use one Store for a file. A handler of WrapTx holds the only writer while
-// it runs: keep it short, and let it return the errors of its statements. Where
-// SQLite itself ends a transaction (a full disk, an interrupted statement) and
-// the handler writes on all the same, those later writes are committed at once;
-// the record is not, and the caller gets 503.
+// power cut: the last records may be forgotten. The writes of a Store line up in
+// the process before they reach the database, so use one Store for a file. A
+// handler of WrapTx holds the only writer while it runs: keep it short, and let it
+// return the errors of its statements. Where SQLite itself ends a transaction (a
+// full disk, an interrupted statement) and the handler writes on all the same,
+// those later writes are committed at once; the record is not, and the caller gets
+// 503.
 //
 // # PostgreSQL
 //

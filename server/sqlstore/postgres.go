@@ -31,10 +31,12 @@ func postgres(d *dialect) {
 		micros: `(extract(epoch FROM COLUMN) * 1000000)::bigint`,
 		insert: `INSERT INTO`,
 		ignore: `ON CONFLICT (id) DO NOTHING`,
-		// The predicate is repeated outside: a row may change between the two.
+		// The predicate is repeated outside, because a row may change between the
+		// two, with the clock that no index is looked up by: each row of the index
+		// would be compared with the whole array.
 		batch: `ctid = ANY (ARRAY(SELECT ctid FROM oncemore_keys
  WHERE purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ? FOR UPDATE SKIP LOCKED))
- AND purge_at <= {stable} AND state = 2`,
+ AND purge_at <= {now} AND state = 2`,
 	}
 
 	// The row is read if it is there, else created; who loses the race for it

@@ -31,9 +31,9 @@ func postgres(d *dialect) {
 		micros: `(extract(epoch FROM COLUMN) * 1000000)::bigint`,
 		insert: `INSERT INTO`,
 		ignore: `ON CONFLICT (id) DO NOTHING`,
-		// The predicate is repeated outside, because a row may change between the
-		// two, with the clock that no index is looked up by: each row of the index
-		// would be compared with the whole array.
+		// The predicate is repeated outside: a row may change between the two.
+		// There it has the clock that can't be looked up in the index, or the
+		// planner might do that, and compare what it finds with the whole array.
 		batch: `ctid = ANY (ARRAY(SELECT ctid FROM oncemore_keys
  WHERE purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ? FOR UPDATE SKIP LOCKED))
  AND purge_at <= {now} AND state = 2`,

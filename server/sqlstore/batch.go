@@ -19,12 +19,14 @@ import (
 //   - A call that finds a slot free, or few others, goes straight through, alone,
 //     by the statements that it would have without all this, and hands its slot
 //     on. A database commits for a few at a time by itself.
-//   - Any other call waits in the queue. Whoever hands on a slot gives
-//     it to the first in the queue: that one leads. It waits for its connection,
-//     and only then takes the others that have come in the meantime. It runs the
-//     batch in its own goroutine, commits, tells each what became of it, and
-//     hands the slot on in its turn. So batches are as large as the database is
-//     slow, and nobody waits for a batch to fill. Who leads nobody goes alone.
+//   - Any other call waits in the queue. Whoever hands on a slot gives it to the
+//     first in the queue: that one leads. So does one that finds a slot free where
+//     many are under way, and others come right behind it. It waits for its
+//     connection, and only then takes the others that have come in the meantime.
+//     It runs the batch in its own goroutine, commits, tells each what became of
+//     it, and hands the slot on in its turn. So batches are as large as the
+//     database is slow, and nobody waits for a batch to fill. Who leads nobody
+//     goes alone.
 //   - A success is told after the COMMIT has returned nil. After anything else
 //     nothing is known, and each call goes on alone: its token and generation
 //     find out what took effect.
@@ -203,26 +205,32 @@ func (s *Store) share(ctx context.Context, o *op) (verdict, *slot) {
 	if s.d.slots == 0 {
 		return alone, nil
 	}
-	if t := s.batch.enter(o); t != nil {
-		return alone, t
+	t := s.batch.enter(o)
+	if t == nil {
+		if v := s.batch.wait(ctx, o); v != leads {
+			return v, nil
+		}
+		t = s.batch.newSlot()
 	}
-	v := s.batch.wait(ctx, o)
-	if v != leads {
-		return v, nil
-	}
-	t := s.batch.newSlot()
-	if s.batch.empty() {
+	if !s.batch.company() {
 		return alone, t
 	}
 	defer t.leave()
 	return s.lead(ctx, o), nil
 }
 
-// empty reports whether nobody waits.
-func (b *batcher) empty() bool {
+// company reports whether others wait. Those whom a batch has just let go have
+// their next call ready, but are behind in the scheduler: whoever is the first of
+// them would go alone, and all the others wait for it.
+func (b *batcher) company() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.queue) == 0
+	if len(b.queue) == 0 && b.present > max(b.few, 1) {
+		b.mu.Unlock()
+		runtime.Gosched()
+		b.mu.Lock()
+	}
+	return len(b.queue) > 0
 }
 
 // lead runs a batch with own in it, and returns what became of own. Until it

@@ -522,3 +522,28 @@ func TestAFewGoStraightThrough(t *testing.T) {
 		assert.True(t, straight, "the third")
 	})
 }
+
+// Where many are under way, the first whom the end of a batch lets through looks
+// for those who come right behind, and leads them. Where there are a few it does
+// not.
+func TestTheFirstOfManyLeadsThem(t *testing.T) { //nolint:paralleltest // one processor, so that who is behind does not run yet
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	leads := func(present, few int) (n int) {
+		for range 100 {
+			q := sqlstore.NewQueue(present, few)
+			for range present {
+				_, straight := q.Enter()
+				require.True(t, straight)
+			}
+			go func() { _, _ = q.Enter() }()
+			if q.Company() {
+				n++
+			}
+		}
+		return n
+	}
+	assert.Greater(t, leads(3, 0), 50, "the scheduler has other orders too")
+	assert.Greater(t, leads(3, 2), 50)
+	assert.Less(t, leads(3, 3), 10, "a few")
+	assert.Less(t, leads(1, 0), 10, "alone")
+}

@@ -51,6 +51,9 @@ func (q *Queue) Take(leader server.ID, others ...server.ID) []server.ID {
 	return ids
 }
 
+// Company reports whether somebody with a slot is going to lead others.
+func (q *Queue) Company() bool { return q.b.company() }
+
 // Waiting is how many wait.
 func (q *Queue) Waiting() int { return len(q.b.queue) }
 

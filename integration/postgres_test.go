@@ -1,8 +1,8 @@
 package integration_test
 
 import (
+	"database/sql"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -220,40 +220,35 @@ func TestPostgresPurge(t *testing.T) {
 	unsettled, err := s.Unsettled(t.Context())
 	require.NoError(t, err)
 	assert.EqualValues(t, 90, unsettled)
-
-	var plan strings.Builder
-	rows, err := db.QueryContext(t.Context(), "EXPLAIN SELECT ctid FROM oncemore_keys WHERE purge_at <= now() AND state = 2 ORDER BY purge_at LIMIT 2000 FOR UPDATE SKIP LOCKED")
-	require.NoError(t, err)
-	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		var line string
-		require.NoError(t, rows.Scan(&line))
-		plan.WriteString(line + "\n")
-	}
-	require.NoError(t, rows.Err())
-	assert.Contains(t, plan.String(), "Index Scan using oncemore_keys_purge_at")
-	assert.Contains(t, plan.String(), "Index Cond")
 }
 
-// The rows of a purge are found in the index and fetched by their places. The
-// index is not read a second time, though it looks cheap where the statistics
-// don't know of the due rows yet.
+// The rows of a purge are found in the index, each once, and fetched by their
+// places: though a second look into the index seems cheap where the statistics
+// don't know of the due rows yet, and though an old transaction keeps what earlier
+// batches have deleted from being cleaned away.
 func TestPostgresPurgeReadsIndexOnce(t *testing.T) {
 	t.Parallel()
-	const due = 1000
+	const due = 2000
 	db := open(t, "pgx", newPostgres(t)())
 	s := migrated(t, db, sqlstore.Postgres)
 	fill(t, s, nil, 300, time.Hour)
 	run(t, db, "ANALYZE oncemore_keys")
 	fill(t, s, nil, due, time.Microsecond)
+	old, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+	require.NoError(t, err)
+	defer func() { _ = old.Rollback() }()
+	_, err = old.ExecContext(t.Context(), "SELECT 1")
+	require.NoError(t, err)
+	db.SetMaxIdleConns(0) // the end of a connection brings what it counted
 	n, err := s.Purge(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, due, n)
 	var read int64
-	require.Eventually(t, func() bool { // the server counts with a delay, but a statement as a whole
+	require.Eventually(t, func() bool {
 		require.NoError(t, db.QueryRowContext(t.Context(),
 			"SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'oncemore_keys_purge_at'").Scan(&read))
 		return read >= due
 	}, 20*time.Second, 100*time.Millisecond, "by the index")
+	t.Log(read)
 	assert.Less(t, read, int64(2*due), "the planner reads a few, too")
 }

@@ -97,6 +97,9 @@ type dialect struct {
 
 	maxData    int // more bytes than this are never sent
 	purgeBatch int64
+	// purgesOn: statements.purge takes where the last batch ended, and returns a
+	// row that has how many are gone, and where it ended.
+	purgesOn bool
 
 	kindOf func(error) kind
 	// runBatch runs what take returns in one transaction, and returns what became
@@ -115,7 +118,7 @@ type syntax struct {
 	micros string // COLUMN as microseconds since 1970
 	insert string // the beginning of an insert that leaves what is there alone
 	ignore string // its end
-	batch  string // the rows of a purge, see statements.purge
+	batch  string // the rows of a purge, where statements.purge is not the dialect's own
 }
 
 // statements are the texts, ready for the driver.
@@ -198,6 +201,7 @@ func newDialect(build func(*dialect)) *dialect {
 		"{created_at}", strings.ReplaceAll(s.micros, "COLUMN", "created_at"),
 		"{executed_at}", strings.ReplaceAll(s.micros, "COLUMN", "executed_at"),
 		"{expires_at}", strings.ReplaceAll(s.micros, "COLUMN", "expires_at"),
+		"{purge_at}", strings.ReplaceAll(s.micros, "COLUMN", "purge_at"),
 		"{lease_until}", strings.ReplaceAll(s.micros, "COLUMN", "lease_until"),
 		"{clock}", strings.ReplaceAll(s.micros, "COLUMN", s.now),
 	)

@@ -18,7 +18,7 @@ func postgres(d *dialect) {
 	d.few = 8
 	d.runBatch = runMany
 	d.maxData = 256 << 20 // a bytea is sent as text of twice its length, and a value ends at 1 GiB
-	d.purgeBatch = 2000
+	d.purgeBatch = 250
 	d.kindOf = postgresKind
 	d.syntax = syntax{
 		// now() stands still within a transaction, and a lease must not.
@@ -31,12 +31,6 @@ func postgres(d *dialect) {
 		micros: `(extract(epoch FROM COLUMN) * 1000000)::bigint`,
 		insert: `INSERT INTO`,
 		ignore: `ON CONFLICT (id) DO NOTHING`,
-		// The predicate is repeated outside: a row may change between the two.
-		// There it has the clock that can't be looked up in the index, or the
-		// planner might do that, and compare what it finds with the whole array.
-		batch: `ctid = ANY (ARRAY(SELECT ctid FROM oncemore_keys
- WHERE purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ? FOR UPDATE SKIP LOCKED))
- AND purge_at <= {now} AND state = 2`,
 	}
 
 	// The row is read if it is there, else created; who loses the race for it
@@ -61,6 +55,16 @@ SELECT * FROM found UNION ALL SELECT * FROM created`
 	d.sql.insertTx = boundedInsert(`ON CONFLICT (id) DO NOTHING`)
 	d.sql.replaceTx = boundedInsert(replaceOnConflict)
 	d.sql.many = many
+	// Each batch goes on where the last one ended, or it would go through all that
+	// went before it again, as long as any old transaction keeps that from being
+	// cleaned away. The predicate is repeated outside: a row may change between
+	// the two. There it has the clock that can't be looked up in the index, or the
+	// planner might do that, and compare what it finds with the whole array.
+	d.purgesOn = true
+	d.sql.purge = `WITH gone AS (DELETE FROM oncemore_keys WHERE ctid = ANY (ARRAY(SELECT ctid FROM oncemore_keys
+ WHERE purge_at >= {at} AND purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ? FOR UPDATE SKIP LOCKED))
+ AND purge_at <= {now} AND state = 2 RETURNING purge_at)
+SELECT count(*), coalesce(max({purge_at}), 0) FROM gone`
 	d.sql.version = `SELECT coalesce(obj_description(to_regclass('oncemore_keys'), 'pg_class'), '')
  WHERE to_regclass('oncemore_keys') IS NOT NULL`
 }

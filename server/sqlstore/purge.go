@@ -11,17 +11,21 @@ import (
 // how many there were. It never removes a running or an unknown row; [Store.Unsettled]
 // counts those.
 //
-// It works in batches (50 rows on SQLite, 500 on MySQL, 2,000 on PostgreSQL)
+// It works in batches (50 rows on SQLite, 500 on MySQL, 250 on PostgreSQL)
 // and pauses four times as long as each took, so that those who serve requests
 // get their turn. Any number of processes may purge at once.
 func (s *Store) Purge(ctx context.Context) (int64, error) {
-	var total int64
+	var total, end int64
 	for {
 		var n int64
 		var took time.Duration // without the wait for this process's other writes
 		err := s.run(ctx, "purge", writes, func(ctx context.Context) (err error) {
 			begin := time.Now()
-			n, err = exec(ctx, s.db, s.d.sql.purge, s.d.purgeBatch)
+			if s.d.purgesOn {
+				err = s.db.QueryRowContext(ctx, s.d.sql.purge, end, s.d.purgeBatch).Scan(&n, &end)
+			} else {
+				n, err = exec(ctx, s.db, s.d.sql.purge, s.d.purgeBatch)
+			}
 			took = time.Since(begin)
 			return err
 		})

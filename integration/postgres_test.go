@@ -199,9 +199,24 @@ func TestPostgresReplayWritesNothing(t *testing.T) {
 	}, 20*time.Second, 100*time.Millisecond, "completions are heap-only updates")
 }
 
+// All that are due go, batch by batch, also where many are due at the same
+// instant and several purge at once.
 func TestPostgresPurge(t *testing.T) {
 	t.Parallel()
-	db := open(t, "pgx", newPostgres(t)())
+	for _, tt := range []struct{ driver, options string }{
+		{"pgx", ""},
+		{"pgx", "default_query_exec_mode=simple_protocol&default_transaction_isolation=repeatable%20read"},
+		{"postgres", "binary_parameters=yes&default_transaction_isolation=serializable&timezone=America%2FLos_Angeles"},
+	} {
+		t.Run(tt.driver+" "+tt.options, func(t *testing.T) {
+			t.Parallel()
+			purgeAll(t, open(t, tt.driver, newPostgres(t)(tt.options)))
+		})
+	}
+}
+
+func purgeAll(t *testing.T, db *sql.DB) {
+	t.Helper()
 	s := migrated(t, db, sqlstore.Postgres)
 	run(t, db, `INSERT INTO oncemore_keys (id, fingerprint, owner, origin, generation, attempt, state, status, lease_until, created_at, expires_at, purge_at, scope, method, route)
  SELECT decode(lpad(to_hex(i), 64, '0'), 'hex'), decode(repeat('00', 32), 'hex'), decode(repeat('00', 16), 'hex'), decode(repeat('00', 16), 'hex'),

@@ -31,6 +31,7 @@ type recorder struct {
 	status  int // 0 until WriteHeader
 	snap    []headerLine
 	lines   [6]headerLine // room for snap
+	values  [6]string     // and for what it has
 	length  [1]string     // the value of Content-Length
 	before  http.Header   // what was set outside of the middleware
 	body    []byte
@@ -70,8 +71,11 @@ func (rec *recorder) writeHeader(status int) {
 	}
 	rec.status = status
 	rec.snap = rec.lines[:0]
+	copies := rec.values[:0] // the handler may still write into its own
 	for name, values := range rec.w.Header() {
-		rec.snap = append(rec.snap, headerLine{name, values})
+		from := len(copies)
+		copies = append(copies, values...)
+		rec.snap = append(rec.snap, headerLine{name, copies[from:len(copies):len(copies)]})
 	}
 }
 

@@ -239,6 +239,33 @@ func TestAnswersShareNoHeaders(t *testing.T) {
 	})
 }
 
+// What a handler does to its headers after WriteHeader is neither sent nor stored.
+func TestHeadersAreThoseOfWriteHeader(t *testing.T) {
+	t.Parallel()
+	names := make([]string, 12) // more than there is room for in advance
+	for i := range names {
+		names[i] = fmt.Sprintf("X-%d", i)
+	}
+	var n atomic.Int64
+	g := newMiddleware(t, func(c *server.Config) { c.ReplayHeaders = names }).Wrap(respond(&n, func(w http.ResponseWriter, _ *http.Request) {
+		for _, name := range names {
+			w.Header()[name] = []string{"a", "b"}
+		}
+		w.WriteHeader(http.StatusCreated)
+		for _, name := range names {
+			w.Header()[name][1] = "late"
+			w.Header().Add(name, "later")
+		}
+	}))
+	for range 2 {
+		got := post(g, "k", "{}")
+		for _, name := range names {
+			assert.Equal(t, []string{"a", "b"}, got.Result().Header[name])
+		}
+	}
+	assert.EqualValues(t, 1, n.Load())
+}
+
 // Expired, the reference and everything else is still refused, and nothing
 // runs.
 func TestHeadersOverTheLimitAreNotKept(t *testing.T) {

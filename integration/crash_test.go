@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemore-go/oncemore/integration/dbtest"
@@ -49,7 +48,7 @@ func TestDatabaseKilledUnderLoad(t *testing.T) {
 					require.NoError(t, own.Start())
 				})
 			}
-			assert.Zero(t, db.Stats().InUse)
+			allReturned(t, db)
 		})
 	}
 }

@@ -233,7 +233,7 @@ func TestFrozenDatabaseIsGivenUp(t *testing.T) {
 			_, won, err := once(t.Context(), s, newClaim(), false)
 			require.NoError(t, err, "and it goes on when the server does")
 			assert.True(t, won)
-			require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, 10*time.Millisecond)
+			allReturned(t, db)
 		})
 	}
 }

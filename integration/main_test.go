@@ -8,10 +8,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemore-go/oncemore/integration/dbtest"
@@ -104,6 +106,13 @@ func open(tb testing.TB, driver, dsn string) *sql.DB {
 	db.SetMaxIdleConns(32)
 	tb.Cleanup(func() { require.NoError(tb, db.Close()) })
 	return db
+}
+
+// allReturned waits until the pool has its connections back. A new one that is on
+// its way counts as in use, though whoever asked for it has got another.
+func allReturned(tb testing.TB, db *sql.DB) {
+	tb.Helper()
+	assert.Eventually(tb, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // run runs statements.

@@ -128,7 +128,7 @@ func TestPostgresLockTimeoutIsTheClaimsOwn(t *testing.T) {
 			var got string
 			require.NoError(t, db.QueryRowContext(t.Context(), "SHOW lock_timeout").Scan(&got))
 			assert.Equal(t, want, got)
-			assert.Zero(t, db.Stats().InUse)
+			allReturned(t, db)
 		}
 	}
 }

@@ -230,7 +230,7 @@ func TestFailedBatchIsRetriedOneByOne(t *testing.T) {
 				assert.Equal(t, c.Owner, row.Owner)
 			}
 			assert.Equal(t, 2*n, count(t, db))
-			assert.Zero(t, db.Stats().InUse)
+			allReturned(t, db)
 		})
 	}
 }
@@ -472,6 +472,6 @@ func TestManyRaceForTheSameKeys(t *testing.T) {
 	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM oncemore_keys WHERE state <> 2").Scan(&running))
 	assert.Zero(t, running)
 	assert.Equal(t, 1, s.Free())
-	assert.Zero(t, db.Stats().InUse)
+	allReturned(t, db)
 	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, 5*time.Second, 10*time.Millisecond)
 }

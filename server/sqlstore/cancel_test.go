@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -33,5 +32,5 @@ func TestTransactionWhoseContextEndsAsItBegins(t *testing.T) {
 	}
 	_, err := s.Purge(t.Context())
 	require.NoError(t, err, "the writer is free")
-	assert.Zero(t, db.Stats().InUse)
+	allReturned(t, db)
 }

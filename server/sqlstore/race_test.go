@@ -63,7 +63,7 @@ func TestOneWinnerAKey(t *testing.T) {
 				}
 			}
 			assert.Equal(t, keys, count(t, db))
-			assert.Zero(t, db.Stats().InUse)
+			allReturned(t, db)
 		})
 	}
 }

@@ -250,13 +250,14 @@ func TestABodyThatCannotBeRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			everywhere(t, Config{Policy: quick()}, func() http.Handler { return http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}) },
+			everywhere(t, Config{Policy: quick()}, func() http.Handler {
+				return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+					_, _ = io.Copy(io.Discard, r.Body) // or it would answer before the body fails
+				})
+			},
 				func(t *testing.T, e env, _ http.Handler) {
 					req := e.request(t, http.MethodPost, "/", oneWay("x"))
 					newBody(req)
-					if strings.HasPrefix(name, "GetBody") {
-						req.ContentLength = 1 // or the server answers before the body fails
-					}
 					_, err := e.do(req)
 					require.ErrorIs(t, err, broken)
 					f := failure(t, err)

@@ -191,10 +191,22 @@ func (b *batcher) wait(ctx context.Context, o *op) (v verdict) {
 		return alone
 	}
 	timer.Reset(grace)
+	return o.answer(timer.C)
+}
+
+// answer waits for what o is told, until the end. What it was told before counts
+// also where both are there, after a stall: it may be a slot, which must not be
+// lost.
+func (o *op) answer(end <-chan time.Time) verdict {
 	select {
 	case v := <-o.told:
 		return v
-	case <-timer.C:
+	case <-end:
+	}
+	select {
+	case v := <-o.told:
+		return v
+	default:
 		return alone // what the batch may still do is found by the token
 	}
 }
@@ -278,16 +290,32 @@ func runInTx(ctx context.Context, s *Store, take func() []*op) ([]verdict, error
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = tx.Rollback() }()
+	var verdicts []verdict
+	defer func() {
+		if verdicts == nil && err == nil {
+			// The driver panicked. If it was in a prepared statement, database/sql
+			// still has it under way, and a rollback waits for its end for ever.
+			go func() { _ = tx.Rollback() }()
+			return
+		}
+		_ = tx.Rollback()
+	}()
 	q := &preparedTx{pool: s.pool, tx: tx, statements: map[string]*sql.Stmt{}}
-	batch := take()
-	verdicts := make([]verdict, len(batch))
+	if verdicts, err = s.runEach(ctx, q, take()); err != nil {
+		return nil, err
+	}
+	return verdicts, tx.Commit()
+}
+
+// runEach runs the batch, one by one.
+func (s *Store) runEach(ctx context.Context, q querier, batch []*op) (verdicts []verdict, err error) {
+	verdicts = make([]verdict, len(batch))
 	for i, o := range batch {
 		if verdicts[i], err = s.runIn(ctx, q, o); err != nil {
 			return nil, err
 		}
 	}
-	return verdicts, tx.Commit()
+	return verdicts, nil
 }
 
 func (s *Store) runIn(ctx context.Context, q querier, o *op) (verdict, error) {

@@ -1,6 +1,10 @@
 package sqlstore
 
-import "github.com/oncemore-go/oncemore/server"
+import (
+	"time"
+
+	"github.com/oncemore-go/oncemore/server"
+)
 
 // MaxBatch is how many share a transaction at most.
 const MaxBatch = maxBatch
@@ -25,6 +29,15 @@ func (s *Store) HoldSlots() (release func()) {
 
 // TakeSlot takes a slot as a call does that never comes back.
 func (s *Store) TakeSlot() { s.batch.enter(&op{}) }
+
+// Answer is what a call that was given a slot makes of that, if it finds out only
+// after its time is over.
+func Answer() (leading bool) {
+	o, end := op{told: make(chan verdict, 1)}, make(chan time.Time)
+	o.told <- leads
+	close(end)
+	return o.answer(end) == leads
+}
 
 // Queue is a queue of nothing but calls.
 type Queue struct{ b batcher }

@@ -82,3 +82,13 @@ func TestTheFirstOfManyLeadsThem(t *testing.T) { //nolint:paralleltest // one pr
 	assert.Less(t, leads(3, 3), 10, "a few")
 	assert.Less(t, leads(1, 0), 10, "alone")
 }
+
+// A process that stalls (a virtual machine that is moved, a SIGSTOP) finds both:
+// its time in the queue is over, and it was given a slot before. The slot counts,
+// or nobody would ever hand it on.
+func TestASlotIsNotLostInAStall(t *testing.T) {
+	t.Parallel()
+	for range 100 {
+		require.True(t, sqlstore.Answer())
+	}
+}

@@ -70,23 +70,37 @@ func (s *Store) begin(ctx context.Context, c *server.Claim) (t *tx, row server.R
 			return nil, row, found, err
 		}
 	}
-	t, err = s.open(ctx)
-	if err != nil {
+	t, err = s.win(ctx, c)
+	switch {
+	case err != nil:
 		return nil, server.Row{}, false, err
-	}
-	won, err := t.start(ctx, c)
-	if err == nil && won {
-		t.unbind = context.AfterFunc(ctx, func() { _ = t.rollback(ctx) })
-		if c == nil {
-			return t, server.Row{}, false, nil
-		}
-		return t, created(*c), true, nil
-	}
-	_ = t.Rollback()
-	if err == nil {
+	case t == nil:
 		err = s.try(ctx, reads, read)
+		return nil, row, found, err
+	case c == nil:
+		return t, server.Row{}, false, nil
 	}
-	return nil, row, found, err
+	return t, created(*c), true, nil
+}
+
+// win opens a transaction that has c in it. Nil: the key is somebody else's.
+func (s *Store) win(ctx context.Context, c *server.Claim) (*tx, error) {
+	t, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	won := false
+	defer func() { // also if the driver panics
+		if !won {
+			_ = t.Rollback()
+		}
+	}()
+	won, err = t.start(ctx, c)
+	if won = won && err == nil; !won {
+		return nil, err
+	}
+	t.unbind = context.AfterFunc(ctx, func() { _ = t.rollback(ctx) })
+	return t, nil
 }
 
 // open begins a transaction, and no more.
@@ -113,6 +127,11 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	// The context lives as long as the transaction; only its beginning is bounded.
 	timer := time.AfterFunc(statementTimeout+s.busyTimeout(), t.cancel)
 	defer timer.Stop()
+	defer func() { // also if the driver panics
+		if t.tx == nil {
+			t.giveBack(false)
+		}
+	}()
 	var err error
 	if s.d.autocommit {
 		if t.conn, err = s.session(ctx); err == nil {
@@ -127,7 +146,6 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	if ctx.Err() != nil && caller.Err() == nil {
 		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
-	t.giveBack(false)
 	return nil, err
 }
 
@@ -245,14 +263,15 @@ func (t *tx) finish(ctx context.Context, statement string, end func() error) err
 	err := sql.ErrTxDone
 	t.end.Do(func() {
 		defer context.AfterFunc(ctx, t.cancel)()
+		ended := false
+		defer func() { t.giveBack(ended) }() // also if the driver panics
 		if t.conn == nil {
 			err = end()
-			t.giveBack(err == nil)
+			ended = err == nil
 			return
 		}
 		_, err = t.tx.ExecContext(ctx, statement)
-		ended := t.tx.Rollback() == nil
-		t.giveBack(err == nil && ended)
+		ended = t.tx.Rollback() == nil && err == nil
 	})
 	return err
 }

@@ -37,9 +37,11 @@ type ledger struct {
 	store *sqlstore.Store
 }
 
+// openLedger opens it with patience: what a handler writes on its own takes its
+// chance against all the others, and a disk may be slow.
 func openLedger(tb testing.TB, path string) *ledger {
 	tb.Helper()
-	db := sqlitetest.OpenFile(tb, path)
+	db := sqlitetest.OpenDSN(tb, strings.Replace(sqlitetest.DSN(path), "busy_timeout(5000)", "busy_timeout(60000)", 1))
 	store, err := sqlstore.New(db, sqlstore.SQLite)
 	require.NoError(tb, err)
 	require.NoError(tb, store.Migrate(tb.Context()))

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -212,6 +213,19 @@ func TestWaitersLearnThatTheKeyIsAnotherRequests(t *testing.T) {
 	})
 }
 
+// tardy reaches a takeover, and goes on with it when it is let.
+type tardy struct {
+	server.TxStore
+	reached, goOn chan struct{}
+	once          *sync.Once
+}
+
+func (s tardy) Takeover(ctx context.Context, t server.Takeover) (bool, error) {
+	s.once.Do(func() { close(s.reached) })
+	<-s.goOn
+	return s.TxStore.Takeover(ctx, t)
+}
+
 // A handler that outlives its lease, as one does on SQLite where its own
 // transaction keeps its renewals out, ends unknown while another process has
 // read that its lease is over and asks for the row.
@@ -232,8 +246,9 @@ func TestAnEffectIsNotRunAgainBySomebodyWhoReadTooEarly(t *testing.T) {
 		<-release
 		return errHandler
 	})
+	late := tardy{open(), make(chan struct{}), make(chan struct{}), &sync.Once{}}
 	var n atomic.Int64
-	two := newMiddlewareOver(t, open(), config).WrapTx(func(http.ResponseWriter, *http.Request, *sql.Tx) error {
+	two := newMiddlewareOver(t, late, config).WrapTx(func(http.ResponseWriter, *http.Request, *sql.Tx) error {
 		n.Add(1)
 		return nil
 	})
@@ -241,9 +256,10 @@ func TestAnEffectIsNotRunAgainBySomebodyWhoReadTooEarly(t *testing.T) {
 	<-began
 	time.Sleep(200 * time.Millisecond) // until its lease is over
 	second := sentTo(two, "k")
-	time.Sleep(200 * time.Millisecond) // until it waits for the writer
+	<-late.reached
 	close(release)
 	assert.Equal(t, "unknown", status(<-first))
+	close(late.goOn)
 	wantProblem(t, <-second, 409, "unknown")
 	assert.Zero(t, n.Load())
 }

@@ -21,7 +21,13 @@ func Open(tb testing.TB) *sql.DB {
 // The pool is closed with the test.
 func OpenFile(tb testing.TB, path string) *sql.DB {
 	tb.Helper()
-	db, err := sql.Open("sqlite", DSN(path))
+	return OpenDSN(tb, DSN(path))
+}
+
+// OpenDSN is OpenFile with other settings.
+func OpenDSN(tb testing.TB, dsn string) *sql.DB {
+	tb.Helper()
+	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
 		tb.Fatal(err)
 	}

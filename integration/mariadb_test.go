@@ -373,19 +373,3 @@ func TestMariaDBReplayWritesNothing(t *testing.T) {
 	require.NoError(t, err)
 	assert.Greater(t, position()-before, int64(200), "a new key does write")
 }
-
-func TestMariaDBPurge(t *testing.T) {
-	t.Parallel()
-	db := open(t, "mysql", newMariaDB(t)())
-	s := migrated(t, db, sqlstore.MySQL)
-	run(t, db, `INSERT INTO oncemore_keys (id, fingerprint, owner, origin, generation, attempt, state, status, lease_until, created_at, expires_at, purge_at, scope, method, route)
- SELECT UNHEX(LPAD(HEX(seq), 64, '0')), '', '', '', 1, 1, IF(seq % 100 = 0, 3, 2), 200, '1970-01-01', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6),
- UTC_TIMESTAMP(6) - INTERVAL 1 SECOND + INTERVAL IF(seq > 2000, 3600, 0) SECOND, '', '', '' FROM seq_1_to_3000`)
-	all(t, 3, func(int) error { _, err := s.Purge(t.Context()); return err })
-	var left int64
-	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM oncemore_keys").Scan(&left))
-	assert.EqualValues(t, 1000+20, left)
-	unsettled, err := s.Unsettled(t.Context())
-	require.NoError(t, err)
-	assert.EqualValues(t, 20, unsettled)
-}

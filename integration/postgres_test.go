@@ -1,9 +1,7 @@
 package integration_test
 
 import (
-	"database/sql"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,73 +195,4 @@ func TestPostgresReplayWritesNothing(t *testing.T) {
 			"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'oncemore_keys'").Scan(&updates, &hot))
 		return updates >= 200 && hot*10 >= updates*9
 	}, 20*time.Second, 100*time.Millisecond, "completions are heap-only updates")
-}
-
-// All that are due go, batch by batch, also where many are due at the same
-// instant and several purge at once.
-func TestPostgresPurge(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ driver, options string }{
-		{"pgx", ""},
-		{"pgx", "default_query_exec_mode=simple_protocol&default_transaction_isolation=repeatable%20read"},
-		{"postgres", "binary_parameters=yes&default_transaction_isolation=serializable&timezone=America%2FLos_Angeles"},
-	} {
-		t.Run(tt.driver+" "+tt.options, func(t *testing.T) {
-			t.Parallel()
-			purgeAll(t, open(t, tt.driver, newPostgres(t)(tt.options)))
-		})
-	}
-}
-
-func purgeAll(t *testing.T, db *sql.DB) {
-	t.Helper()
-	s := migrated(t, db, sqlstore.Postgres)
-	run(t, db, `INSERT INTO oncemore_keys (id, fingerprint, owner, origin, generation, attempt, state, status, lease_until, created_at, expires_at, purge_at, scope, method, route)
- SELECT decode(lpad(to_hex(i), 64, '0'), 'hex'), decode(repeat('00', 32), 'hex'), decode(repeat('00', 16), 'hex'), decode(repeat('00', 16), 'hex'),
- 1, 1, CASE WHEN i % 100 = 0 THEN 3 ELSE 2 END, 200, 'epoch', now(), now(), now() - interval '1 second' + CASE WHEN i > 9000 THEN interval '1 hour' ELSE interval '0' END, '', '', ''
- FROM generate_series(1, 10000) i`, `ANALYZE oncemore_keys`)
-	var purged atomic.Int64
-	all(t, 3, func(int) error { // several at once
-		n, err := s.Purge(t.Context())
-		purged.Add(n)
-		return err
-	})
-	assert.EqualValues(t, 9000-90, purged.Load())
-	var left int64
-	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM oncemore_keys").Scan(&left))
-	assert.EqualValues(t, 1000+90, left)
-	unsettled, err := s.Unsettled(t.Context())
-	require.NoError(t, err)
-	assert.EqualValues(t, 90, unsettled)
-}
-
-// The rows of a purge are found in the index, each once, and fetched by their
-// places: though a second look into the index seems cheap where the statistics
-// don't know of the due rows yet, and though an old transaction keeps what earlier
-// batches have deleted from being cleaned away.
-func TestPostgresPurgeReadsIndexOnce(t *testing.T) {
-	t.Parallel()
-	const due = 2000
-	db := open(t, "pgx", newPostgres(t)())
-	s := migrated(t, db, sqlstore.Postgres)
-	fill(t, s, nil, 300, time.Hour)
-	run(t, db, "ANALYZE oncemore_keys")
-	fill(t, s, nil, due, time.Microsecond)
-	old, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
-	require.NoError(t, err)
-	defer func() { _ = old.Rollback() }()
-	_, err = old.ExecContext(t.Context(), "SELECT 1")
-	require.NoError(t, err)
-	db.SetMaxIdleConns(0) // the end of a connection brings what it counted
-	n, err := s.Purge(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, due, n)
-	var read int64
-	require.Eventually(t, func() bool {
-		require.NoError(t, db.QueryRowContext(t.Context(),
-			"SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'oncemore_keys_purge_at'").Scan(&read))
-		return read >= due
-	}, 20*time.Second, 100*time.Millisecond, "by the index")
-	t.Log(read)
-	assert.Less(t, read, int64(2*due), "the planner reads a few, too")
 }

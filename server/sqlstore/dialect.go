@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	_ "embed"
 	"fmt"
 	"strconv"
@@ -97,9 +98,6 @@ type dialect struct {
 
 	maxData    int // more bytes than this are never sent
 	purgeBatch int64
-	// purgesOn: statements.purge takes where the last batch ended, and returns a
-	// row that has how many are gone, and where it ended.
-	purgesOn bool
 
 	kindOf func(error) kind
 	// runBatch runs what take returns in one transaction, and returns what became
@@ -118,7 +116,6 @@ type syntax struct {
 	micros string // COLUMN as microseconds since 1970
 	insert string // the beginning of an insert that leaves what is there alone
 	ignore string // its end
-	batch  string // the rows of a purge, where statements.purge is not the dialect's own
 }
 
 // statements are the texts, ready for the driver.
@@ -129,8 +126,12 @@ type statements struct {
 	takeover, ask, renew     string
 	complete, release        string
 	settle, forget           string
-	purge, unsettled         string
-	version                  string
+	unsettled, version       string
+
+	// purge takes where to begin and how many, and returns the id and the time of
+	// each row that it has deleted; or locked, where there is purged to delete them.
+	purge  string
+	purged rows
 
 	many string // where runBatch is runMany
 
@@ -186,7 +187,6 @@ var common = statements{
  WHERE id = ? AND generation = ? AND (state <> 1 OR lease_until <= {now})`,
 	forget: `DELETE FROM oncemore_keys WHERE id = ? AND lease_until <= {now}`,
 
-	purge:     `DELETE FROM oncemore_keys WHERE {batch}`,
 	unsettled: `SELECT count(*) FROM oncemore_keys WHERE purge_at <= {stable} AND state <> 2`,
 }
 
@@ -196,7 +196,7 @@ func newDialect(build func(*dialect)) *dialect {
 	build(d)
 	s := d.syntax
 	spell := strings.NewReplacer(
-		"{insert}", s.insert, "{ignore}", s.ignore, "{batch}", s.batch,
+		"{insert}", s.insert, "{ignore}", s.ignore,
 		"{after}", s.after, "{at}", s.at, "{now}", s.now, "{stable}", s.stable, "{never}", s.never,
 		"{created_at}", strings.ReplaceAll(s.micros, "COLUMN", "created_at"),
 		"{executed_at}", strings.ReplaceAll(s.micros, "COLUMN", "executed_at"),
@@ -211,12 +211,21 @@ func newDialect(build func(*dialect)) *dialect {
 		&q.takeover, &q.ask, &q.renew, &q.complete, &q.release, &q.settle, &q.forget, &q.purge, &q.unsettled, &q.many,
 		&q.claims.first, &q.claims.row, &q.completions.last,
 	} {
-		*text = spell.Replace(spell.Replace(*text)) // twice: {batch} has {stable} in it
+		*text = spell.Replace(*text)
 		if d.numbered {
 			*text = number(*text)
 		}
 	}
 	return d
+}
+
+// readCommitted are the options of a transaction: where there are levels, a higher
+// one would not see what is committed while it waits, or would be undone for it.
+func (d *dialect) readCommitted() *sql.TxOptions {
+	if d.oneWriter {
+		return nil
+	}
+	return &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 }
 
 // number turns question marks into $1, $2 and so on. No statement has a

@@ -123,12 +123,7 @@ func (s *Store) changeSchema(ctx context.Context, version int, statements string
 			return err
 		}
 	}
-	// At a higher level it would not see what is committed while it lines up.
-	var options *sql.TxOptions
-	if !s.d.oneWriter {
-		options = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
-	}
-	tx, err := conn.BeginTx(ctx, options)
+	tx, err := conn.BeginTx(ctx, s.d.readCommitted())
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,6 @@ func mysql(d *dialect) {
 		// Integers, so that parseTime and loc in the DSN make no difference.
 		micros: `TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', COLUMN)`,
 		insert: `INSERT IGNORE INTO`,
-		batch:  `purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ?`,
 	}
 
 	// After an insert that was ignored. Assignments run from left to right; none
@@ -47,13 +46,23 @@ func mysql(d *dialect) {
 	d.sql.version = `SELECT table_comment FROM information_schema.tables
  WHERE table_schema = DATABASE() AND table_name = 'oncemore_keys'`
 
+	// A DELETE that meets a locked row waits for it, and all who want those that it
+	// has locked by then wait too. SKIP LOCKED is MariaDB's since 10.6.
+	d.sql.purge = `SELECT id, {purge_at} FROM oncemore_keys
+ WHERE purge_at >= {at} AND purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ?
+ FOR UPDATE /*M!100600 SKIP LOCKED */ /*!80001 SKIP LOCKED */`
+
 	d.sql.claims = rows{
 		first: boundStatement + `INSERT IGNORE INTO oncemore_keys ` + insertColumns + ` VALUES `,
 		row:   `(` + insertValues + `)`, between: `, `,
 	}
-	// The batch is named first and joined by the primary key, whatever the
-	// planner makes of a young table: rows are locked in the batch's order, and
-	// no others.
+	// In these two the batch is named first and joined by the primary key,
+	// whatever the planner makes of a young table: rows are locked in the batch's
+	// order, and no others.
+	d.sql.purged = rows{
+		first: `DELETE k FROM (`, row: `SELECT CAST(? AS BINARY) AS id`, between: ` UNION ALL `,
+		last: `) AS batch STRAIGHT_JOIN oncemore_keys AS k FORCE INDEX (PRIMARY) ON k.id = batch.id`,
+	}
 	d.sql.completions = rows{
 		first: boundStatement + `UPDATE (`,
 		row: `SELECT CAST(? AS SIGNED) AS state, CAST(? AS SIGNED) AS status, CAST(? AS BINARY) AS data,

@@ -55,16 +55,12 @@ SELECT * FROM found UNION ALL SELECT * FROM created`
 	d.sql.insertTx = boundedInsert(`ON CONFLICT (id) DO NOTHING`)
 	d.sql.replaceTx = boundedInsert(replaceOnConflict)
 	d.sql.many = many
-	// Each batch goes on where the last one ended, or it would go through all that
-	// went before it again, as long as any old transaction keeps that from being
-	// cleaned away. The predicate is repeated outside: a row may change between
-	// the two. There it has the clock that can't be looked up in the index, or the
-	// planner might do that, and compare what it finds with the whole array.
-	d.purgesOn = true
-	d.sql.purge = `WITH gone AS (DELETE FROM oncemore_keys WHERE ctid = ANY (ARRAY(SELECT ctid FROM oncemore_keys
+	// The predicate is repeated outside: a row may change between the two. There it
+	// has the clock that can't be looked up in the index, or the planner might do
+	// that, and compare what it finds with the whole array.
+	d.sql.purge = `DELETE FROM oncemore_keys WHERE ctid = ANY (ARRAY(SELECT ctid FROM oncemore_keys
  WHERE purge_at >= {at} AND purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ? FOR UPDATE SKIP LOCKED))
- AND purge_at <= {now} AND state = 2 RETURNING purge_at)
-SELECT count(*), coalesce(max({purge_at}), 0) FROM gone`
+ AND purge_at <= {now} AND state = 2 RETURNING id, {purge_at}`
 	d.sql.version = `SELECT coalesce(obj_description(to_regclass('oncemore_keys'), 'pg_class'), '')
  WHERE to_regclass('oncemore_keys') IS NOT NULL`
 }

@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -13,7 +14,8 @@ import (
 //
 // It works in batches (50 rows on SQLite, 500 on MySQL, 250 on PostgreSQL)
 // and pauses four times as long as each took, so that those who serve requests
-// get their turn. Any number of processes may purge at once.
+// get their turn. Rows that a transaction has locked are left for the next call
+// (MariaDB before 10.6 waits for them). Any number of processes may purge at once.
 func (s *Store) Purge(ctx context.Context) (int64, error) {
 	var total, end int64
 	for {
@@ -21,11 +23,7 @@ func (s *Store) Purge(ctx context.Context) (int64, error) {
 		var took time.Duration // without the wait for this process's other writes
 		err := s.run(ctx, "purge", writes, func(ctx context.Context) (err error) {
 			begin := time.Now()
-			if s.d.purgesOn {
-				err = s.db.QueryRowContext(ctx, s.d.sql.purge, end, s.d.purgeBatch).Scan(&n, &end)
-			} else {
-				n, err = exec(ctx, s.db, s.d.sql.purge, s.d.purgeBatch)
-			}
+			n, end, err = s.purge(ctx, end)
 			took = time.Since(begin)
 			return err
 		})
@@ -42,11 +40,52 @@ func (s *Store) Purge(ctx context.Context) (int64, error) {
 	}
 }
 
+// purge removes a batch of those that are due since from, and returns where the
+// next one goes on. Each batch would go through the rows that are spared, and all
+// that the earlier ones have removed and an old transaction may still see, again.
+func (s *Store) purge(ctx context.Context, from int64) (n, end int64, err error) {
+	tx, err := s.db.BeginTx(ctx, s.d.readCommitted())
+	if err != nil {
+		return 0, from, err
+	}
+	defer func() { _ = tx.Rollback() }()
+	ids, end, err := due(ctx, tx, s.d.sql.purge, from, s.d.purgeBatch)
+	if err != nil || len(ids) == 0 {
+		return 0, from, err
+	}
+	if s.d.sql.purged.first != "" {
+		if _, err := exec(ctx, tx, s.d.sql.purged.text(len(ids)), ids...); err != nil {
+			return 0, from, err
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		return 0, from, err
+	}
+	return int64(len(ids)), end, nil
+}
+
+// due reads the ids that statements.purge returns, and the last of their times.
+func due(ctx context.Context, tx *sql.Tx, text string, from, batch int64) (ids []any, end int64, err error) {
+	rows, err := tx.QueryContext(ctx, text, from, batch)
+	if err != nil {
+		return nil, from, err
+	}
+	defer func() { _ = rows.Close() }()
+	for end = from; rows.Next(); {
+		var id []byte
+		var at int64
+		if err := rows.Scan(&id, &at); err != nil {
+			return nil, from, err
+		}
+		ids, end = append(ids, id), max(end, at)
+	}
+	return ids, end, errors.Join(rows.Err(), rows.Close())
+}
+
 // RunPurger purges at once and then every so often, until ctx ends; then it
 // returns an error that matches ctx.Err(). A round that fails is made up for by
 // the next one; if the last one failed, the returned error wraps its error too.
-// Only where no round can ever succeed, because the table is missing or the
-// database takes no writes, does it return before ctx ends.
+// Only where the table is missing does it return before ctx ends.
 //
 // Every process may run it. Once an hour is often enough for most.
 func (s *Store) RunPurger(ctx context.Context, every time.Duration) error {
@@ -55,7 +94,7 @@ func (s *Store) RunPurger(ctx context.Context, every time.Duration) error {
 	}
 	for {
 		_, err := s.Purge(ctx)
-		if k := s.d.classify(err); err != nil && ctx.Err() == nil && (k == missing || k == readOnly) {
+		if s.d.classify(err) == missing && ctx.Err() == nil {
 			return err
 		}
 		if ended := rest(ctx, every); ended != nil {

@@ -102,7 +102,7 @@ func TestPurgeUsesItsIndex(t *testing.T) {
 	t.Parallel()
 	db := sqlitetest.Open(t)
 	migrated(t, db)
-	rows, err := db.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+sqlstore.PurgeText(sqlstore.SQLite), sqlstore.PurgeBatch(sqlstore.SQLite))
+	rows, err := db.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+sqlstore.PurgeText(sqlstore.SQLite), 0, sqlstore.PurgeBatch(sqlstore.SQLite))
 	require.NoError(t, err)
 	defer func() { _ = rows.Close() }()
 	var plan strings.Builder

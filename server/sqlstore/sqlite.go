@@ -30,9 +30,9 @@ func sqlite(d *dialect) {
 		micros: `COLUMN`,
 		insert: `INSERT INTO`,
 		ignore: `ON CONFLICT (id) DO NOTHING`,
-		batch: `rowid IN (SELECT rowid FROM oncemore_keys
- WHERE purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ?)`,
 	}
+	d.sql.purge = `DELETE FROM oncemore_keys WHERE rowid IN (SELECT rowid FROM oncemore_keys
+ WHERE purge_at >= {at} AND purge_at <= {stable} AND state = 2 ORDER BY purge_at LIMIT ?) RETURNING id, purge_at`
 	d.sql.version = `SELECT group_concat(sql, char(10)) FROM sqlite_master
  WHERE tbl_name = 'oncemore_keys' COLLATE NOCASE AND type IN ('table', 'index') HAVING count(*) > 0`
 }

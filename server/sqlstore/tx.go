@@ -114,10 +114,6 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 			return nil, err
 		}
 	}
-	var options *sql.TxOptions
-	if !s.d.oneWriter {
-		options = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
-	}
 	caller := ctx
 	if s.d.autocommit {
 		ctx = context.WithoutCancel(ctx) // its driver would roll back at the end of ctx, for as long as that takes
@@ -135,10 +131,10 @@ func (s *Store) open(ctx context.Context) (*tx, error) {
 	var err error
 	if s.d.autocommit {
 		if t.conn, err = s.session(ctx); err == nil {
-			t.tx, err = t.conn.BeginTx(ctx, options)
+			t.tx, err = t.conn.BeginTx(ctx, s.d.readCommitted())
 		}
 	} else {
-		t.tx, err = s.db.BeginTx(ctx, options)
+		t.tx, err = s.db.BeginTx(ctx, s.d.readCommitted())
 	}
 	if err == nil {
 		return t, nil

@@ -38,10 +38,10 @@ type ledger struct {
 }
 
 // openLedger opens it with patience: what a handler writes on its own takes its
-// chance against all the others, and a disk may be slow.
+// chance against all the others.
 func openLedger(tb testing.TB, path string) *ledger {
 	tb.Helper()
-	db := sqlitetest.OpenDSN(tb, strings.Replace(sqlitetest.DSN(path), "busy_timeout(5000)", "busy_timeout(60000)", 1))
+	db := sqlitetest.OpenPatient(tb, path)
 	store, err := sqlstore.New(db, sqlstore.SQLite)
 	require.NoError(tb, err)
 	require.NoError(tb, store.Migrate(tb.Context()))

@@ -410,15 +410,17 @@ func TestTxShutdown(t *testing.T) {
 	t.Parallel()
 	withTx(t, func(t *testing.T, config func(*server.Config), store *faulty, l *ledger) {
 		t.Helper()
+		began := make(chan struct{})
 		m, g := wrapTx(t, store, func(_ http.ResponseWriter, r *http.Request, tx *sql.Tx) error {
 			if err := book(r.Context(), tx, "k"); err != nil {
 				return err
 			}
+			close(began)
 			<-r.Context().Done()
 			return context.Cause(r.Context())
 		}, config)
 		first := sentTo(g, "k")
-		time.Sleep(50 * time.Millisecond)
+		<-began
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, m.Shutdown(ctx), context.DeadlineExceeded)

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"net/url"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	_ "modernc.org/sqlite" // the driver
@@ -21,11 +22,17 @@ func Open(tb testing.TB) *sql.DB {
 // The pool is closed with the test.
 func OpenFile(tb testing.TB, path string) *sql.DB {
 	tb.Helper()
-	return OpenDSN(tb, DSN(path))
+	return open(tb, DSN(path))
 }
 
-// OpenDSN is OpenFile with other settings.
-func OpenDSN(tb testing.TB, dsn string) *sql.DB {
+// OpenPatient is OpenFile for tests in which so many write at once that some wait
+// for longer than five seconds if the disk is slow.
+func OpenPatient(tb testing.TB, path string) *sql.DB {
+	tb.Helper()
+	return open(tb, strings.Replace(DSN(path), "busy_timeout(5000)", "busy_timeout(60000)", 1))
+}
+
+func open(tb testing.TB, dsn string) *sql.DB {
 	tb.Helper()
 	db, err := sql.Open("sqlite", dsn)
 	if err != nil {

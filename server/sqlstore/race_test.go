@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestOneWinnerAKey(t *testing.T) {
 	for _, inTx := range []bool{false, true} {
 		t.Run(fmt.Sprintf("in a transaction %t", inTx), func(t *testing.T) {
 			t.Parallel()
-			db := sqlitetest.Open(t)
+			db := sqlitetest.OpenPatient(t, filepath.Join(t.TempDir(), "oncemore.db"))
 			db.SetMaxOpenConns(16)
 			s := migrated(t, db)
 			ops := make([]server.Claim, keys)
@@ -93,7 +94,7 @@ func arrive(ctx context.Context, s *sqlstore.Store, c server.Claim, inTx bool) (
 	case row.Owner == c.Owner:
 		return string(r.Data), true, nil
 	}
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(time.Minute)
 	for pause := 5 * time.Millisecond; row.State != server.Done; pause = min(2*pause, 20*time.Millisecond) {
 		if time.Now().After(end) {
 			return "", false, errors.New("nobody ends it")

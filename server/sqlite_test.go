@@ -138,10 +138,10 @@ func TestTxWaitForALockIsBounded(t *testing.T) {
 func TestATimeoutHandlerOutside(t *testing.T) {
 	t.Parallel()
 	store, l := newSQLite(t)
-	done := make(chan struct{})
+	release, done := make(chan struct{}), make(chan struct{})
 	g := newMiddlewareOver(t, store, nil).Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(done)
-		time.Sleep(200 * time.Millisecond)
+		<-release
 		assert.NoError(t, r.Context().Err())
 		assert.NoError(t, book(r.Context(), l.db, "k"))
 		w.WriteHeader(http.StatusCreated)
@@ -150,6 +150,7 @@ func TestATimeoutHandlerOutside(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, post(outer, "k", "{}").Code)
 	waiting := post(outer, "k", "{}")
 	assert.Equal(t, http.StatusServiceUnavailable, waiting.Code)
+	close(release)
 	<-done
 	require.Eventually(t, func() bool { return post(outer, "k", "{}").Code == http.StatusCreated }, 5*time.Second, 20*time.Millisecond)
 	assert.Equal(t, 1, l.count(t, "k"))

@@ -255,14 +255,16 @@ func TestTxDuplicates(t *testing.T) {
 	withTx(t, func(t *testing.T, config func(*server.Config), store *faulty, l *ledger) {
 		t.Helper()
 		var n atomic.Int64
+		began := make(chan struct{}, 1)
 		slowly := func(w http.ResponseWriter, r *http.Request, tx *sql.Tx) error {
+			began <- struct{}{}
 			time.Sleep(100 * time.Millisecond)
 			return booking(&n)(w, r, tx)
 		}
 		_, one := wrapTx(t, store, slowly, config)
 		_, two := wrapTx(t, store, slowly, config)
 		first := sentTo(one, "k")
-		time.Sleep(20 * time.Millisecond)
+		<-began
 		wantProblem(t, post(one, "k", "[]"), 422, "mismatch") // seen at once in its own process
 		answers := make([]*httptest.ResponseRecorder, 20)
 		var wg sync.WaitGroup

@@ -195,14 +195,14 @@ func TestTheConnectionBreaksAndTheRunGoesOn(t *testing.T) {
 // A waiter over a real connection whose client leaves does not stay.
 func TestAWaitersConnectionBreaks(t *testing.T) {
 	t.Parallel()
-	release := make(chan struct{})
+	began, release := make(chan struct{}), make(chan struct{})
 	var seen events
 	srv := live(t, newMiddleware(t, func(c *server.Config) { c.Observer = seen.observe }).Wrap(http.HandlerFunc(
-		func(http.ResponseWriter, *http.Request) { <-release })))
+		func(http.ResponseWriter, *http.Request) { close(began); <-release })))
 	request := "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nIdempotency-Key: k\r\n\r\n{}"
 	first, second := dial(t, srv), dial(t, srv)
 	fmt.Fprint(first, request)
-	time.Sleep(50 * time.Millisecond)
+	<-began
 	fmt.Fprint(second, request)
 	time.Sleep(50 * time.Millisecond)
 	second.Close()

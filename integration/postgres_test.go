@@ -89,6 +89,12 @@ func TestPostgresMigrate(t *testing.T) {
 		require.NoError(t, migrate(t, url()))
 		require.ErrorContains(t, migrate(t, url("default_transaction_read_only=on")), "the database is read-only")
 	})
+	t.Run("bytes as text", func(t *testing.T) {
+		t.Parallel()
+		url := newPostgres(t)
+		require.ErrorContains(t, migrate(t, url("bytea_output=escape", "default_query_exec_mode=exec")), "set bytea_output to hex")
+		require.NoError(t, migrate(t, url("bytea_output=escape")), "pgx reads them in binary")
+	})
 	t.Run("in a schema of its own", func(t *testing.T) {
 		t.Parallel()
 		url := newPostgres(t)

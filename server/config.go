@@ -85,7 +85,9 @@ type Config struct {
 	// ClaimFirst makes WrapTx commit the claim before the handler runs: it is
 	// then visible to others, leased, and waited for without a lock, and the
 	// handler's writes commit together with the record. For handlers that take
-	// long or call out.
+	// long or call out. Each that runs holds a connection, and its renewals need
+	// one too: a pool that is no larger than the handlers that may run at once
+	// costs some of them their lease, and their clients a retry.
 	ClaimFirst bool
 
 	// ReplayHeaders are response headers to keep besides Content-Type,

@@ -28,10 +28,10 @@ var versionText = regexp.MustCompile(`oncemore schema (\d+)`)
 //
 // A table of a newer schema is an error, and is left as it is. So are a database
 // that takes no writes, on SQLite a DSN that lacks one of the settings of the
-// package comment, and on MySQL sessions without autocommit or at READ
-// UNCOMMITTED. All of them say so. An upgrade waits for open transactions, but
-// not for more than some seconds: then the error matches [server.ErrBusy], and the
-// table is as it was.
+// package comment, on PostgreSQL a bytea_output that the driver can't read, and on
+// MySQL sessions without autocommit or at READ UNCOMMITTED. All of them say so. An
+// upgrade waits for open transactions, but not for more than some seconds: then
+// the error matches [server.ErrBusy], and the table is as it was.
 func (s *Store) Migrate(ctx context.Context) error {
 	// Of several processes that open a new SQLite file at once one makes it
 	// WAL, and the others may be told that it is busy without any wait.
@@ -205,6 +205,16 @@ func (s *Store) checkPostgres(ctx context.Context) error {
 	value, err := s.setting(ctx, s.db, `SELECT current_setting('transaction_read_only')`)
 	if err == nil && value != "off" {
 		return fmt.Errorf("%w (transaction_read_only is %s)", errReadOnly, value)
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var zero []byte
+	err = s.db.QueryRowContext(ctx, `SELECT decode('00', 'hex')`).Scan(&zero)
+	if err != nil && ctx.Err() == nil && s.d.classify(err) == other {
+		return fmt.Errorf("the driver can't read bytea as the server sends it, set bytea_output to hex: %w", err)
 	}
 	return err
 }

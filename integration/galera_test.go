@@ -137,6 +137,17 @@ func TestGalera(t *testing.T) {
 			assert.EqualValues(t, 1, winners.Load())
 		}
 	})
+	t.Run("both purge", func(t *testing.T) {
+		db := open(t, "mysql", dsn(0))
+		rowsDue(t, db, sqlstore.MySQL, 5000, server.Done, time.Hour)
+		run(t, open(t, "mysql", dsn(1, "wsrep_sync_wait=7")), "SELECT 1")
+		all(t, 4, func(i int) error { _, err := nodes[i%2].Purge(t.Context()); return err })
+		_, err := nodes[0].Purge(t.Context())
+		require.NoError(t, err)
+		var due int
+		require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM oncemore_keys WHERE purge_at <= UTC_TIMESTAMP(6) AND state = 2").Scan(&due))
+		assert.Zero(t, due)
+	})
 	t.Run("a node is not ready", func(t *testing.T) { notReady(t, g) })
 	for _, form := range pairForms[1:] { // those in a transaction
 		t.Run("the pair over both, "+form.name, func(t *testing.T) { pairOverBoth(t, g, form.claimFirst, form.wrap) })

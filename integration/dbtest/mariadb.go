@@ -21,11 +21,11 @@ func NewMariaDB(options ...string) (*Server, error) {
 	}
 	data := filepath.Join(s.Dir, "data")
 	if install, err := find("mariadb-install-db", "mysql_install_db"); err == nil {
-		err = s.install(install, "--no-defaults", "--datadir="+data, "--auth-root-authentication-method=normal", "--skip-name-resolve")
+		err = s.run(install, "--no-defaults", "--datadir="+data, "--auth-root-authentication-method=normal", "--skip-name-resolve")
 		if err != nil {
 			return nil, err
 		}
-	} else if err := s.install(server, "--no-defaults", "--initialize-insecure", "--datadir="+data); err != nil {
+	} else if err := s.run(server, "--no-defaults", "--initialize-insecure", "--datadir="+data); err != nil {
 		return nil, err
 	}
 	s.ready = s.greets

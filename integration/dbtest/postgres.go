@@ -20,7 +20,7 @@ func NewPostgres() (*Server, error) {
 	}
 	data := filepath.Join(s.Dir, "data")
 	// Not synced: a test that kills the server does not kill the kernel.
-	if err := s.install(filepath.Join(filepath.Dir(postgres), "initdb"),
+	if err := s.run(filepath.Join(filepath.Dir(postgres), "initdb"),
 		"-D", data, "-U", "oncemore", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"); err != nil {
 		return nil, err
 	}

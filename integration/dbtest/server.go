@@ -26,9 +26,6 @@ var ErrNoBinary = errors.New("no server binary")
 // startTimeout is long: many start at once, on machines with much else to do.
 const startTimeout = 3 * time.Minute
 
-// making lets one server's data be made at a time.
-var making sync.Mutex
-
 // Server is a database server of the tests' own.
 type Server struct {
 	Port int
@@ -75,19 +72,12 @@ func create(name, account string) (*Server, error) {
 	return s, os.Chown(dir, uid, gid)
 }
 
-// install runs a program that makes the data folder.
-func (s *Server) install(path string, args ...string) error {
-	making.Lock()
-	defer making.Unlock()
-	return s.run(path, args...)
-}
-
 // run runs a program for the server.
 func (s *Server) run(path string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Dir = s.Dir
+	cmd.Dir, cmd.Env = s.Dir, s.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.account}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -95,6 +85,10 @@ func (s *Server) run(path string, args ...string) error {
 	}
 	return nil
 }
+
+// env gives the server a place of its own for what is temporary: a MariaDB server
+// that starts removes the temporary tables that it finds, whosever they are.
+func (s *Server) env() []string { return append(os.Environ(), "TMPDIR="+s.Dir) }
 
 // Start starts the server, and waits until it takes connections. It may be
 // called again after Kill: the data is still there.
@@ -118,7 +112,7 @@ func (s *Server) start() error {
 	}
 	defer func() { _ = log.Close() }()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)
-	s.cmd.Dir = s.Dir
+	s.cmd.Dir, s.cmd.Env = s.Dir, s.env()
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	// The server goes with the tests, however they end. The signal is sent when
 	// the thread ends that started it, so that thread stays.

@@ -50,7 +50,7 @@ test: databases ## Run every test of every module
 
 .PHONY: race
 race: databases ## Run every test with the race detector, in random order
-	@$(call each,$(GO) test -race -shuffle=on -timeout 10m ./...)
+	@$(call each,$(GO) test -race -shuffle=on -timeout 20m ./...)
 
 # go test keeps the reason of a skip to itself, so it is said here.
 .PHONY: databases

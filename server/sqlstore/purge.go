@@ -41,8 +41,9 @@ func (s *Store) Purge(ctx context.Context) (int64, error) {
 }
 
 // purge removes a batch of those that are due since from, and returns where the
-// next one goes on. Each batch would go through the rows that are spared, and all
-// that the earlier ones have removed and an old transaction may still see, again.
+// next one goes on. If each began at the beginning, it would go through the rows
+// that are spared again, and through all that the earlier ones have removed and an
+// old transaction may still see.
 func (s *Store) purge(ctx context.Context, from int64) (n, end int64, err error) {
 	tx, err := s.db.BeginTx(ctx, s.d.readCommitted())
 	if err != nil {

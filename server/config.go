@@ -67,14 +67,16 @@ type Config struct {
 	// bodies. Default 64 KiB.
 	MaxStoredBody int64
 
-	// Abandoned is what becomes of a run whose process died. Default
-	// RefuseAbandoned.
+	// Abandoned is what becomes of a run whose process died, where Recover is nil.
+	// It is not for WrapTx: what died there was rolled back, and is run again.
+	// Default RefuseAbandoned.
 	Abandoned Abandoned
 
 	// Recover asks the application what became of a run that ended without a
 	// result: its process died, or it failed after [Operation.EffectStarted].
-	// It is asked when the key arrives again, by one request at a time, before
-	// Abandoned decides. Its error is answered 503. nil: nobody is asked.
+	// It is asked when the key arrives again, by one request at a time, and
+	// decides in the place of Abandoned. Its error is answered 503. nil: nobody
+	// is asked.
 	Recover func(ctx context.Context, op *Operation) (Recovery, error)
 
 	// Final says which statuses are results to keep. A response with another

@@ -25,15 +25,15 @@
 // last commits, of records as of anything else.
 //
 // Claims and completions that a process makes at the same time share a
-// transaction: up to 128 of them (on MySQL claims or completions, not both),
-// never one of WrapTx, and no result of more than 16 KiB. Whoever finds the store
-// idle goes straight through, alone, and so do the first eight where the database
-// commits for several at a time; nobody waits for company. A success is told
-// after the commit, and if the transaction fails each goes on by itself. One that
-// has to wait for somebody else's lock is given up after 100 ms (on MariaDB a
-// second, on MySQL five), so that one key that is held does not hold up the
-// others. Whoever leaves while it is under way waits for its end, for a quarter
-// of a second at most.
+// transaction: up to 128 of them (on MySQL and MariaDB claims or completions, not
+// both), never one of WrapTx, and no result of more than 16 KiB. Whoever finds the
+// store idle goes straight through, alone, and so do the first eight where the
+// database commits for several at a time; nobody waits for company. A success is
+// told after the commit, and if the transaction fails each goes on by itself. One
+// that has to wait for a row that somebody else has locked is given up after
+// 100 ms (on MariaDB a second, on MySQL five), so that one key that is held does
+// not hold up the others. Whoever leaves while it is under way waits for its end,
+// for a quarter of a second at most.
 //
 // # SQLite
 //
@@ -48,9 +48,10 @@
 //	sql.Open("sqlite3", "file:app.db?_busy_timeout=5000&_journal_mode=WAL"+
 //		"&_synchronous=FULL&_txlock=immediate")
 //
-// Migrate checks each of these. Under load, rarer checkpoints let more be
-// written: "&_pragma=wal_autocheckpoint(10000)". The WAL grows to 10,000 pages
-// then, and whoever is there when it is full waits for longer.
+// Migrate checks each of these, but for _txlock in a pool of one connection,
+// where it can't be seen. Under load, rarer checkpoints let more be written:
+// "&_pragma=wal_autocheckpoint(10000)". The WAL grows to 10,000 pages then, and
+// whoever is there when it is full waits for longer.
 //
 // synchronous(NORMAL) is faster and survives the death of the process, but not a
 // power cut: the last records may be forgotten. The writes of a Store line up in

@@ -94,7 +94,7 @@ var engines = []engine{
 	{"MariaDB", "mysql", sqlstore.MySQL, &servers.mariadb, func(tb testing.TB) string { tb.Helper(); return newMariaDB(tb)("interpolateParams=true") }},
 }
 
-var sqliteEngine = engine{"SQLite", "sqlite", sqlstore.SQLite, nil, func(tb testing.TB) string { tb.Helper(); return sqlitetest.DSN(tb.TempDir() + "/a.db") }}
+var sqliteEngine = engine{"SQLite", "sqlite", sqlstore.SQLite, nil, func(tb testing.TB) string { tb.Helper(); return sqlitetest.PatientDSN(tb.TempDir() + "/a.db") }}
 
 // prepare makes the tables that applications share.
 func prepare(tb testing.TB, db *sql.DB, d sqlstore.Dialect) {

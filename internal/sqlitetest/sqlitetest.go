@@ -25,11 +25,10 @@ func OpenFile(tb testing.TB, path string) *sql.DB {
 	return open(tb, DSN(path))
 }
 
-// OpenPatient is OpenFile for tests in which so many write at once that some wait
-// for longer than five seconds if the disk is slow.
+// OpenPatient is OpenFile with [PatientDSN].
 func OpenPatient(tb testing.TB, path string) *sql.DB {
 	tb.Helper()
-	return open(tb, strings.Replace(DSN(path), "busy_timeout(5000)", "busy_timeout(60000)", 1))
+	return open(tb, PatientDSN(path))
 }
 
 func open(tb testing.TB, dsn string) *sql.DB {
@@ -50,4 +49,10 @@ func open(tb testing.TB, dsn string) *sql.DB {
 func DSN(path string) string {
 	return "file:" + (&url.URL{Path: path}).EscapedPath() +
 		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+}
+
+// PatientDSN is DSN for tests in which so many write at once that some wait for
+// longer than five seconds if the disk is slow.
+func PatientDSN(path string) string {
+	return strings.Replace(DSN(path), "busy_timeout(5000)", "busy_timeout(60000)", 1)
 }

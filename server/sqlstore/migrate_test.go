@@ -88,7 +88,7 @@ func TestMigrateIsRepeatable(t *testing.T) {
 func TestMigrateFromManyAtOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
-	all(t, 10, func(int) error { return migrate(t, sqlitetest.OpenFile(t, path)) })
+	all(t, 10, func(int) error { return migrate(t, sqlitetest.OpenPatient(t, path)) })
 }
 
 // The same from the goroutines of one process, over a pool that is smaller.

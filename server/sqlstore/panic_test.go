@@ -63,8 +63,13 @@ func TestDriverPanicsInABatch(t *testing.T) {
 					require.NoError(t, once(t.Context(), s, newClaim()))
 				}
 				f.panicsOnce(when)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
+				lost := when == "COMMIT" || when == "INSERT" && prepared
+				ctx := t.Context()
+				if lost {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					defer cancel()
+				}
 				var leader any
 				calls := []func(){func() {
 					defer func() { leader = recover() }()
@@ -74,7 +79,7 @@ func TestDriverPanicsInABatch(t *testing.T) {
 					calls = append(calls, func() {
 						c := newClaim()
 						row, _, err := s.Claim(ctx, c)
-						if when == "COMMIT" || when == "INSERT" && prepared {
+						if lost {
 							assert.ErrorIs(t, err, server.ErrBusy)
 							return
 						}

@@ -104,7 +104,7 @@ func TestProcessRaces(t *testing.T) {
 		return
 	}
 	lineUp()
-	s := migrated(t, sqlitetest.OpenFile(t, path))
+	s := migrated(t, sqlitetest.OpenPatient(t, path))
 	var wins atomic.Int64
 	all(t, 8, func(worker int) error {
 		for i := range raceKeys {
@@ -152,7 +152,7 @@ func TestProcessMigrates(t *testing.T) {
 	begin := time.Now()
 	for i := range newFiles {
 		time.Sleep(time.Until(begin.Add(time.Duration(i) * 40 * time.Millisecond))) // in step with the others
-		migrated(t, sqlitetest.OpenFile(t, path+strconv.Itoa(i)))
+		migrated(t, sqlitetest.OpenPatient(t, path+strconv.Itoa(i)))
 	}
 }
 
@@ -187,7 +187,7 @@ func TestProcessUpgrades(t *testing.T) {
 func TestProcessesUpgrade(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
-	db := sqlitetest.OpenFile(t, path)
+	db := sqlitetest.OpenPatient(t, path)
 	old := migrated(t, db)
 	c, r := doneAndRunning(t, old)
 	printed := processes(t, 10, path, "TestProcessUpgrades")
@@ -205,7 +205,7 @@ func TestProcessDies(t *testing.T) {
 	if path == "" {
 		return
 	}
-	s := migrated(t, sqlitetest.OpenFile(t, path))
+	s := migrated(t, sqlitetest.OpenPatient(t, path))
 	c := numbered(1)
 	c.Lease = time.Second
 	win(t, s, c)
@@ -233,7 +233,7 @@ func TestKilledProcessIsTakenOver(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 
-	s := migrated(t, sqlitetest.OpenFile(t, path))
+	s := migrated(t, sqlitetest.OpenPatient(t, path))
 	c := numbered(1)
 	row, found, err := s.Claim(t.Context(), c)
 	require.NoError(t, err)

@@ -109,7 +109,7 @@ func alterations(tb testing.TB, path string, n *atomic.Int64) *sql.DB {
 		}
 		return nil
 	}}
-	db := sql.OpenDB(&faultyConnector{f, sqlitetest.DSN(path)})
+	db := sql.OpenDB(&faultyConnector{f, sqlitetest.PatientDSN(path)})
 	tb.Cleanup(func() { assert.NoError(tb, db.Close()) })
 	return db
 }
@@ -118,7 +118,7 @@ func alterations(tb testing.TB, path string, n *atomic.Int64) *sql.DB {
 // serves on. TestProcessesUpgrade has real processes.
 func TestUpgradeFromManyAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.db")
-	db := sqlitetest.OpenFile(t, path)
+	db := sqlitetest.OpenPatient(t, path)
 	old := migrated(t, db)
 	c, r := doneAndRunning(t, old)
 
@@ -222,11 +222,11 @@ func TestOlderProgramRefusesANewerTable(t *testing.T) {
 
 func TestUpgradeOverSeveralVersions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.db")
-	db := sqlitetest.OpenFile(t, path)
+	db := sqlitetest.OpenPatient(t, path)
 	s := migrated(t, db)
 	c, r := doneAndRunning(t, s)
 	learn(t, nextSteps...)
-	all(t, 4, func(int) error { return migrate(t, sqlitetest.OpenFile(t, path)) })
+	all(t, 4, func(int) error { return migrate(t, sqlitetest.OpenPatient(t, path)) })
 	assert.Equal(t, newest+2, version(t, db))
 	kept(t, s, c, r)
 

@@ -75,7 +75,7 @@ type Row struct {
 	State       State // Running, Done or Unknown, never Expired
 	Owner       Token // who holds it, or held it last
 	Origin      Token // whose claim created it; a takeover keeps it
-	Generation  int64 // 1 at the claim, one more at every takeover
+	Generation  int64 // 1 at the claim, one more at every takeover and settlement
 	Attempt     int   // 1 at the claim, one more at every takeover that runs
 	Fingerprint Fingerprint
 	Live        bool // the lease had not ended, by the store's clock, when the row was read
@@ -112,10 +112,11 @@ type Store interface {
 	// Takeover gives the row to t.Owner if it is still t.From's, its generation
 	// is still t.Generation, it is Running or Unknown, and its lease has ended or
 	// is t.Owner's own. (Both: a row that was released and claimed anew has the
-	// first generation again, and another owner.) Without Ask a row that is Unknown must be t.Owner's own: it
-	// may have become so since it was read, and only who has asked about it may
-	// run it again. The generation grows by one, and t.Owner has a new lease.
-	// Sent again after a lost reply it finds its own row, and is true.
+	// first generation again, and another owner.) Without Ask a row that is
+	// Unknown must be t.Owner's own: it may have become so since it was read, and
+	// only who has asked about it may run it again. The generation grows by one,
+	// and t.Owner has a new lease. Sent again after a lost reply it finds its own
+	// row, and is true.
 	Takeover(ctx context.Context, t Takeover) (bool, error)
 
 	// Renew makes the lease end lease from now. False: the hold is lost. A
@@ -124,8 +125,9 @@ type Store interface {
 
 	// Complete gives a held row its result and ends its lease. False: the hold
 	// is lost, and nothing was changed. Sent again after a lost reply it finds
-	// its own row in that state, and is true. A result that can never fit
-	// is an error that matches [ErrTooLarge].
+	// its own row in that state, and is true. A state other than Done or Unknown
+	// is an error. A result that can never fit is one that matches [ErrTooLarge].
+	// The caller may use r.Data again afterwards.
 	Complete(ctx context.Context, h Hold, r Result) (bool, error)
 
 	// Release removes a held row that is not Done, so that the key is free. It

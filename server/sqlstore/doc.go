@@ -64,14 +64,19 @@
 //
 // # PostgreSQL
 //
+//	sql.Open("pgx", "postgres://app@db.example/app")
+//
 // Any isolation level as the default, any time zone, pgx's stdlib or lib/pq.
 // PgBouncer in transaction mode works: no session state, lock or prepared
 // statement outlives its transaction. The drivers prepare statements of their
 // own accord, and have to be told not to: default_query_exec_mode=exec (or
-// simple_protocol) for pgx, binary_parameters=yes for lib/pq. lib/pq does not
-// return from a query to a server that hangs, so the deadline can't hold there.
+// simple_protocol) for pgx, binary_parameters=yes for lib/pq. pgx reads bytes as
+// text then, and bytea_output has to be hex, as it is. lib/pq does not return from
+// a query to a server that hangs, so the deadline can't hold there.
 //
 // # MySQL and MariaDB
+//
+//	sql.Open("mysql", "app:secret@tcp(db.example)/app?interpolateParams=true")
 //
 // READ COMMITTED or any higher isolation level as the default: with READ
 // UNCOMMITTED a result that is rolled back could be replayed, and Migrate refuses

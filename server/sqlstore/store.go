@@ -36,7 +36,8 @@ type Store struct {
 // sends nothing: [Store.Migrate] creates or checks the table.
 //
 // The store needs few connections: one at a time for each call, and one for
-// each transaction of WrapTx. 16 to 32 are plenty for a process; one is enough.
+// each transaction of WrapTx. 16 to 32 are plenty for a process. One is enough,
+// but not with [server.Config].ClaimFirst.
 func New(db *sql.DB, d Dialect) (*Store, error) {
 	if db == nil {
 		return nil, errors.New("sqlstore: no database")

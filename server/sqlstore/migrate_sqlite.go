@@ -16,7 +16,7 @@ var checking = make(gate, 1)
 // checkSQLite says what the DSN lacks. The settings are read on connections of
 // the pool: they are given to each one as it is opened.
 func (s *Store) checkSQLite(ctx context.Context) error {
-	if err := checking.lock(ctx, patience); err != nil {
+	if err := checking.lock(ctx, time.Minute); err != nil { // others may have other, slow databases
 		return err
 	}
 	defer checking.unlock()

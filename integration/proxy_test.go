@@ -25,8 +25,10 @@ type proxy struct {
 	hasty atomic.Bool
 	// count is given what each connection sends; nil: nobody counts.
 	count func() io.Writer
-	// frozen: nothing passes any more, and no connection is closed.
+	// frozen: nothing passes any more, and no connection is closed. freeze makes it
+	// so at the next request that holds this text.
 	frozen atomic.Bool
+	freeze atomic.Pointer[string]
 }
 
 func newProxy(t *testing.T, upstream string) *proxy {
@@ -90,6 +92,9 @@ func (p *proxy) serve(client net.Conn) {
 			return
 		}
 		_, _ = counted.Write(buf[:n])
+		if text := p.freeze.Load(); text != nil && bytes.Contains(buf[:n], []byte(*text)) {
+			p.frozen.Store(true)
+		}
 		if p.frozen.Load() {
 			continue
 		}

@@ -172,3 +172,39 @@ func TestPurgerOutlivesAFailover(t *testing.T) {
 	rowsDue(t, operator, sqlstore.Postgres, 10, server.Done, time.Hour)
 	require.Eventually(t, func() bool { return keys(t, operator) == 0 }, 20*time.Second, 20*time.Millisecond)
 }
+
+// A server that hangs at the end of a batch does not keep the purger.
+func TestPurgeLeavesADatabaseThatHangs(t *testing.T) {
+	t.Parallel()
+	// As it is sent: READ COMMITTED is another statement.
+	commits := map[string]string{"pgx": "commit\x00", "mysql": "\x03COMMIT"}
+	for _, tt := range lossyDrivers {
+		commit, ok := commits[tt.driver]
+		if !ok {
+			continue // lib/pq does not return from a server that hangs
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p, _, dsn := tt.connect(t)
+			db := open(t, tt.driver, dsn)
+			s := migrated(t, db, tt.dialect)
+			rowsDue(t, db, tt.dialect, 10, server.Done, time.Hour)
+			p.freeze.Store(&commit)
+			purged := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				_, err := s.Purge(ctx)
+				purged <- err
+			}()
+			select {
+			case err := <-purged:
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+			case <-time.After(30 * time.Second):
+				require.Fail(t, "it still waits")
+			}
+			assert.True(t, p.frozen.Load())
+			allReturned(t, db)
+		})
+	}
+}
